@@ -1,0 +1,98 @@
+"""The contract of a vision tower: plan on the host, forward on the device.
+
+Everything that depends on the pictures of a batch (grids, index maps, resized position tables, sequence
+boundaries) is computed by :meth:`Tower.plan` as host arrays. :meth:`Tower.forward` is a pure tensor program over
+those arrays: no ``.item()``, no branch on a tensor, no shape that depends on a value. That split is what lets any
+tower be compiled or captured as a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from shared.sizing import Grid
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Host arrays that describe one packed batch, next to its patches.
+
+    Attributes:
+        cu_seqlens: int32 ``[images + 1]``, leading 0; attention is block-diagonal between its entries.
+        max_seqlen: longest sequence in patches; a host integer, since reading it from a tensor would sync.
+        extras: family-specific arrays, by the name that the tower's forward reads.
+        tokens: how many embedding rows each image gets, in batch order.
+    """
+
+    cu_seqlens: torch.Tensor
+    max_seqlen: int
+    extras: dict[str, torch.Tensor]
+    tokens: list[int] = field(default_factory=list)
+
+    def to(self, device: torch.device) -> Plan:
+        """The same plan with its arrays on ``device``."""
+        if device.type == "cpu":
+            return self
+        extras = {name: array.to(device, non_blocking=True) for name, array in self.extras.items()}
+        return Plan(self.cu_seqlens.to(device, non_blocking=True), self.max_seqlen, extras, self.tokens)
+
+
+class Tower(nn.Module, ABC):
+    """A vision network with its projector into the language model's width."""
+
+    #: width of one output row, equal to the language model's hidden size
+    width: int
+    #: values of one flattened patch
+    patch_dim: int
+    #: side of the square of patches that becomes one token
+    merge: int
+
+    @abstractmethod
+    def plan(self, grids: Sequence[Grid]) -> Plan:
+        """Host arrays for a packed batch of images with these patch grids.
+
+        Raises:
+            GridError: a grid is empty or not divisible by :attr:`merge`.
+        """
+
+    @abstractmethod
+    def forward(self, patches: torch.Tensor, plan: Plan) -> torch.Tensor:
+        """Embeds packed patches.
+
+        Args:
+            patches: ``[sum of patches, patch_dim]``, images one after another in the plan's order.
+            plan: from :meth:`plan`, on the same device.
+
+        Returns:
+            ``[sum of tokens, width]`` in the tower's dtype; split it by ``plan.tokens``.
+        """
+
+
+class GridError(ValueError):
+    """A patch grid that this tower cannot take."""
+
+
+def check_grids(grids: Sequence[Grid], merge: int) -> None:
+    """Refuses grids that are empty or that ``merge`` does not divide.
+
+    Raises:
+        GridError: names the grid and the merge factor.
+    """
+    for grid in grids:
+        if grid.height < 1 or grid.width < 1:
+            raise GridError(f"patch grid {grid.height}x{grid.width} is empty")
+        if grid.height % merge or grid.width % merge:
+            raise GridError(f"patch grid {grid.height}x{grid.width} is not divisible by the merge factor {merge}")
+
+
+def sequence_bounds(lengths: Sequence[int]) -> torch.Tensor:
+    """``cu_seqlens`` of sequences with these lengths: int32 ``[len(lengths) + 1]``, leading 0."""
+    bounds = torch.zeros(len(lengths) + 1, dtype=torch.int32)
+    if lengths:
+        torch.cumsum(torch.tensor(lengths, dtype=torch.int32), 0, out=bounds[1:])
+    return bounds

@@ -1,0 +1,121 @@
+"""Isaac: a SigLIP2 NaFlex tower with pixel shuffle and a two-layer projector."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from encoder_service.towers.base import Plan, Tower, check_grids, sequence_bounds
+from encoder_service.towers.layers import FeedForward, PackedSelfAttention, merge_index
+from shared.sizing import Grid
+
+#: resized position tables kept per tower, in bytes; a 32×32 table of the so400m tower has 4.7 MB in float32
+POSITION_CACHE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class IsaacTowerConfig:
+    """Sizes of an Isaac tower, as the checkpoint's ``vision_config`` gives them.
+
+    Attributes:
+        width: channels of the tower.
+        layers: number of blocks.
+        heads: attention heads.
+        hidden: inner width of the feed-forward.
+        patch_size: side of a square patch, pixels.
+        position_side: side of the learned square position table (``num_patches`` = side²).
+        merge: pixel shuffle factor.
+        output_width: hidden size of the language model.
+        norm_eps: epsilon of every LayerNorm.
+    """
+
+    width: int
+    layers: int
+    heads: int
+    hidden: int
+    patch_size: int
+    position_side: int
+    merge: int
+    output_width: int
+    norm_eps: float = 1e-6
+
+
+class IsaacBlock(nn.Module):
+    """Pre-norm transformer block."""
+
+    def __init__(self, config: IsaacTowerConfig) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.attention = PackedSelfAttention(config.width, config.heads)
+        self.norm2 = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.mlp = FeedForward(config.width, config.hidden)
+
+    def forward(self, x: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int) -> torch.Tensor:
+        """``[P, width]`` → ``[P, width]``."""
+        x = x + self.attention(self.norm1(x), cu_seqlens, max_seqlen)
+        return x + self.mlp(self.norm2(x))
+
+
+class IsaacTower(Tower):
+    """Patches ``[P, patch_size² · 3]`` → embeddings ``[P / merge², output_width]``."""
+
+    def __init__(self, config: IsaacTowerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.width = config.output_width
+        self.merge = config.merge
+        self.patch_dim = config.patch_size**2 * 3
+        merged_width = config.width * config.merge**2
+        self.patch_embedding = nn.Linear(self.patch_dim, config.width)
+        self.position_table = nn.Parameter(torch.zeros(config.position_side**2, config.width))
+        self.blocks = nn.ModuleList(IsaacBlock(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.project_up = nn.Linear(merged_width, 4 * merged_width, bias=False)
+        self.project_down = nn.Linear(4 * merged_width, config.output_width, bias=False)
+        self._positions: OrderedDict[Grid, torch.Tensor] = OrderedDict()
+
+    def resize_positions(self, grid: Grid) -> torch.Tensor:
+        """The learned position table resized to ``grid``: ``[grid.patches, width]``.
+
+        Bilinear with antialias, corners not aligned, in float32 (antialiased resizing has no bfloat16 kernel on CPU).
+        """
+        side = self.config.position_side
+        table = self.position_table.float().view(1, side, side, -1).permute(0, 3, 1, 2)
+        resized = F.interpolate(table, size=tuple(grid), mode="bilinear", align_corners=False, antialias=True)
+        return resized.flatten(2).squeeze(0).T
+
+    def _cached_positions(self, grid: Grid) -> torch.Tensor:
+        """:meth:`resize_positions` in the tower's dtype on the host, kept for grids seen lately."""
+        if (table := self._positions.get(grid)) is None:
+            with torch.no_grad():
+                table = self.resize_positions(grid).to("cpu", self.position_table.dtype).contiguous()
+            self._positions[grid] = table
+            while len(self._positions) > 1 and sum(t.nbytes for t in self._positions.values()) > POSITION_CACHE_BYTES:
+                self._positions.popitem(last=False)
+        self._positions.move_to_end(grid)
+        return table
+
+    def plan(self, grids: Sequence[Grid]) -> Plan:
+        """See :meth:`Tower.plan`; extras: ``positions [P, width]`` and ``merge_index [tokens, merge²]``."""
+        check_grids(grids, self.merge)
+        tables = [self._cached_positions(grid) for grid in grids]
+        positions = torch.cat(tables) if tables else self.position_table.new_empty(0, self.config.width)
+        return Plan(
+            cu_seqlens=sequence_bounds([grid.patches for grid in grids]),
+            max_seqlen=max((grid.patches for grid in grids), default=0),
+            extras={"positions": positions, "merge_index": merge_index(grids, self.merge)},
+            tokens=[grid.patches // self.merge**2 for grid in grids],
+        )
+
+    def forward(self, patches: torch.Tensor, plan: Plan) -> torch.Tensor:
+        """See :meth:`Tower.forward`."""
+        x = self.patch_embedding(patches) + plan.extras["positions"]
+        for block in self.blocks:
+            x = block(x, plan.cu_seqlens, plan.max_seqlen)
+        blocks = self.norm(x)[plan.extras["merge_index"]].flatten(1)
+        return self.project_down(F.silu(self.project_up(blocks)))

@@ -1,0 +1,156 @@
+"""The one error tree. Every error that may reach a caller has a status, a stable code and a sentence that helps.
+
+    LookonceError
+    ├── RequestError (400)        the caller can mend it
+    │   ├── BadImage, ImageTooLarge, TooManyImages, FetchFailed, ContextTooLong
+    │   ├── UnknownModel (404)
+    │   └── PayloadTooLarge (413)
+    ├── Busy (429)                try again after ``retry_after`` seconds
+    ├── Unavailable (503)         a pool or a dependency is down; likewise
+    ├── DeadlineExceeded (504)
+    ├── EmbeddingLost (internal)  an entry vanished between the check and its use: encode again
+    ├── CheckpointError           a checkpoint that cannot be loaded; names the file and the tensor
+    └── ConfigError               a setting that cannot be used; names it
+"""
+
+from __future__ import annotations
+
+
+class LookonceError(Exception):
+    """Base of all errors of this project.
+
+    Args:
+        message: one sentence for the caller: what is wrong and what to do.
+        param: the request field at fault, as OpenAI's error shape names it.
+    """
+
+    status = 500
+    code = "internal_error"
+    #: OpenAI's coarse class of the error
+    kind = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # errors cross process borders; the keyword arguments travel in the instance's dictionary
+        return (self.__class__, (self.message,), self.__dict__)
+
+
+class RequestError(LookonceError):
+    """The request is at fault; sending it again unchanged will not help."""
+
+    status = 400
+    code = "invalid_request"
+    kind = "invalid_request_error"
+
+
+class BadImage(RequestError):
+    """Not a picture, damaged, or of a kind that is not accepted."""
+
+    code = "bad_image"
+
+
+class ImageTooLarge(RequestError):
+    """More bytes, pixels or frames than allowed."""
+
+    code = "image_too_large"
+
+
+class TooManyImages(RequestError):
+    """More images in one request than allowed."""
+
+    code = "too_many_images"
+
+
+class FetchFailed(RequestError):
+    """An image URL that could not be read, or may not be."""
+
+    code = "image_fetch_failed"
+
+
+class ContextTooLong(RequestError):
+    """Prompt and answer do not fit the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class UnknownModel(RequestError):
+    """A model name that this service does not serve."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class PayloadTooLarge(RequestError):
+    """A request body above the limit."""
+
+    status = 413
+    code = "payload_too_large"
+
+
+class RetryableError(LookonceError):
+    """The service is at fault, for now.
+
+    Args:
+        message: as in the base class.
+        retry_after: seconds after which a retry makes sense.
+    """
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Busy(RetryableError):
+    """Queues are full."""
+
+    status = 429
+    code = "busy"
+    kind = "rate_limit_error"
+
+
+class Unavailable(RetryableError):
+    """A pool or a dependency cannot answer now."""
+
+    status = 503
+    code = "unavailable"
+    kind = "service_unavailable_error"
+
+
+class DeadlineExceeded(LookonceError):
+    """The request took longer than its deadline."""
+
+    status = 504
+    code = "deadline_exceeded"
+    kind = "timeout_error"
+
+
+class EmbeddingLost(LookonceError):
+    """An embedding vanished between its check and its use; the ingress encodes the image again.
+
+    Args:
+        message: as in the base class.
+        keys: cache keys of the lost entries.
+    """
+
+    status = 503
+    code = "embedding_lost"
+
+    def __init__(self, message: str, *, keys: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.keys = keys
+
+
+class CheckpointError(LookonceError):
+    """A checkpoint that cannot be used."""
+
+    code = "bad_checkpoint"
+
+
+class ConfigError(LookonceError):
+    """A configuration that cannot be used."""
+
+    code = "bad_config"
