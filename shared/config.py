@@ -1,16 +1,16 @@
 """The settings tree: one YAML file, overridden by environment variables, unknown keys refused.
 
-``LOOKONCE_HTTP__PORT=9000`` overrides ``http.port``; lists (``models``) come from the file alone.
+``LOOKONCE_HTTP__PORT=9000`` overrides ``http.port``; a list is given as JSON.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from shared.errors import ConfigError
 
@@ -196,8 +196,10 @@ class LogSettings(Section):
     json_lines: bool = False
 
 
-class Settings(Section):
+class Settings(BaseSettings):
     """The whole tree."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, env_prefix=ENV_PREFIX, env_nested_delimiter="__")
 
     models: tuple[ModelSettings, ...] = Field(min_length=1)
     cache: CacheSettings = CacheSettings()
@@ -205,6 +207,13 @@ class Settings(Section):
     http: HttpSettings = HttpSettings()
     ray: RaySettings = RaySettings()
     log: LogSettings = LogSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, **sources: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment wins over the file, which comes in as the initial values."""
+        return sources["env_settings"], init_settings
 
     @field_validator("models")
     @classmethod
@@ -226,12 +235,8 @@ class Settings(Section):
         raise ConfigError(f"no model named {name!r}; configured: {', '.join(m.name for m in self.models)}")
 
 
-def load_settings(path: Path, environment: dict[str, str] | None = None) -> Settings:
+def load_settings(path: Path) -> Settings:
     """Reads a YAML file and applies the environment's overrides.
-
-    Args:
-        path: the YAML file.
-        environment: variables to look at; None takes the process's.
 
     Raises:
         ConfigError: unreadable file, unknown key or wrong value; names the key.
@@ -242,26 +247,11 @@ def load_settings(path: Path, environment: dict[str, str] | None = None) -> Sett
         raise ConfigError(f"cannot read {path}: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must hold a mapping of sections, found {type(tree).__name__}")
-    _override(tree, os.environ if environment is None else environment)
     try:
-        settings = Settings.model_validate(tree)
+        settings = Settings(**tree)
     except ValidationError as error:
         lines = [f"  {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
         raise ConfigError("\n".join([f"{path} cannot be used:", *lines])) from error
     root = path.resolve().parent
     models = tuple(m.model_copy(update={"checkpoint": (root / m.checkpoint).resolve()}) for m in settings.models)
     return settings.model_copy(update={"models": models})
-
-
-def _override(tree: dict[str, Any], environment: Any) -> None:
-    """Writes ``LOOKONCE_A__B=value`` into ``tree["a"]["b"]``; values are read as YAML scalars."""
-    for name, value in environment.items():
-        if not name.startswith(ENV_PREFIX) or "__" not in name:
-            continue
-        *sections, key = name.removeprefix(ENV_PREFIX).lower().split("__")
-        node = tree
-        for section in sections:
-            node = node.setdefault(section, {})
-            if not isinstance(node, dict):
-                raise ConfigError(f"{name} does not name a setting: {section} is not a section")
-        node[key] = yaml.safe_load(value)

@@ -1,16 +1,16 @@
 """The one error tree. Every error that may reach a caller has a status, a stable code and a sentence that helps.
 
-    LookonceError
-    ├── RequestError (400)        the caller can mend it
-    │   ├── BadImage, ImageTooLarge, TooManyImages, FetchFailed, ContextTooLong
-    │   ├── UnknownModel (404)
-    │   └── PayloadTooLarge (413)
-    ├── Busy (429)                try again after ``retry_after`` seconds
-    ├── Unavailable (503)         a pool or a dependency is down; likewise
-    ├── DeadlineExceeded (504)
-    ├── EmbeddingLost (internal)  an entry vanished between the check and its use: encode again
-    ├── CheckpointError           a checkpoint that cannot be loaded; names the file and the tensor
-    └── ConfigError               a setting that cannot be used; names it
+LookonceError
+├── RequestError (400)        the caller can mend it
+│   ├── BadImage, ImageTooLarge, TooManyImages, FetchFailed, ContextTooLong
+│   ├── UnknownModel (404)
+│   └── PayloadTooLarge (413)
+├── Busy (429)                try again after ``retry_after`` seconds
+├── Unavailable (503)         a pool or a dependency is down; likewise
+├── DeadlineExceeded (504)
+├── EmbeddingLost (internal)  an entry vanished between the check and its use: encode again
+├── CheckpointError           a checkpoint that cannot be loaded; names the file and the tensor
+└── ConfigError               a setting that cannot be used; names it
 """
 
 from __future__ import annotations

@@ -1,0 +1,42 @@
+# Every target sets the environment up by itself; the second time that takes no time.
+VENV ?= .venv
+BIN := $(VENV)/bin
+CONFIG ?= configs/demo.yaml
+
+.PHONY: help setup demo serve test test-slow test-gpu bench lint format clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup:  ## the virtual environment, from the lock
+	@bash scripts/setup.sh
+
+demo: setup  ## start everything, caption sample pictures, ask about one, show what came from the cache
+	@$(BIN)/lookonce demo
+
+serve: setup  ## serve $(CONFIG) until Ctrl-C
+	@$(BIN)/lookonce serve --config $(CONFIG)
+
+test: setup lint  ## lint, types, and every test that is not marked slow
+	@$(BIN)/python -m pytest
+
+test-slow: setup  ## the slow tests
+	@$(BIN)/python -m pytest -m 'slow and not gpu' --timeout 1800
+
+test-gpu: setup  ## tests that need a CUDA device
+	@$(BIN)/python -m pytest -m gpu
+
+bench: setup  ## benchmarks; results are noted in benchmarks/RESULTS.md
+	@$(BIN)/python -m benchmarks.accuracy
+
+lint: setup  ## ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: setup  ## let ruff mend what it can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info
