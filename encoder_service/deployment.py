@@ -1,0 +1,67 @@
+"""The encoder pool's Ray Serve shell: one replica is one engine."""
+
+from __future__ import annotations
+
+from shared.cache import AsyncEmbeddingCache
+from shared.keys import Namespace
+
+from encoder_service.engine import EncoderEngine
+from shared import log
+from shared.config import ModelSettings, Settings
+from shared.items import VisionItem
+
+
+class EncoderReplica:
+    """An encoder engine behind Ray's remote calls; wrapped as a deployment by the application.
+
+    Args:
+        settings: the whole tree.
+        model: which model's tower to run.
+        cache_url: URL of the embedding cache.
+    """
+
+    def __init__(self, settings: Settings, model: ModelSettings, cache_url: str) -> None:
+        log.configure(settings.log)
+        self._settings = settings
+        self._model = model
+        self._cache_url = cache_url
+        self._engine: EncoderEngine | None = None
+
+    async def _started(self) -> EncoderEngine:
+        if self._engine is None:
+            raise RuntimeError("the encoder engine is not started")
+        return self._engine
+
+    async def reconfigure(self, _: object) -> None:
+        """Called by Serve once before the replica counts as ready: loads the tower and warms it up."""
+        if self._engine is None:
+            cache = AsyncEmbeddingCache(self._settings.cache, self._cache_url)
+            engine = EncoderEngine(self._model, self._settings.images, cache)
+            await engine.start()
+            self._engine = engine
+
+    async def identity(self) -> Namespace:
+        """Namespace of this model's cache keys."""
+        return (await self._started()).identity()
+
+    async def encode(self, data: bytes, request_id: str, salt: str | None, inline: bool) -> VisionItem:
+        """See :meth:`EncoderEngine.encode`."""
+        log.request_id.set(request_id)
+        return await (await self._started()).encode(data, salt=salt, inline=inline)
+
+    async def parameter_names(self) -> list[str]:
+        """Names of all parameters that this replica holds."""
+        return list((await self._started()).parameter_names())
+
+    async def stats(self) -> dict[str, float]:
+        """Plain counters of the engine."""
+        return dict((await self._started()).stats())
+
+    async def check_health(self) -> None:
+        """Encodes a small picture and compares bits; raising makes Serve replace the replica."""
+        if self._engine is not None:
+            await self._engine.check_health()
+
+    async def __del__(self) -> None:
+        if self._engine is not None:
+            await self._engine.stop()

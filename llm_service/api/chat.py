@@ -1,0 +1,112 @@
+"""One chat request from its body to its chunks: images, prompt, generation, one more try when an entry was lost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from llm_service.api.pools import LanguagePool
+from llm_service.api.schemas import ChatCompletionRequest
+from llm_service.api.vision import FetchedImage, ImageResolver, gather_or_cancel
+from llm_service.messages import Chunk
+from llm_service.prompts import Prompt, PromptBuilder
+from llm_service.sampling import SamplingOptions
+from shared.errors import ContextTooLong, EmbeddingLost, Unavailable
+from shared.items import VisionItem
+from shared.sizing import SizeRule
+
+#: tries of one request whose embedding vanished; the second carries its embeddings inside, so it needs no luck
+MAX_ATTEMPTS = 2
+
+
+@dataclass(frozen=True)
+class PreparedChat:
+    """A request that is ready to generate.
+
+    Attributes:
+        prompt: token ids with placeholders.
+        images: the fetched files, in prompt order.
+        items: their embeddings, in the same order.
+        sampling: sampling settings with ``max_tokens`` filled in.
+        salt: tenant salt.
+    """
+
+    prompt: Prompt
+    images: list[FetchedImage]
+    items: list[VisionItem]
+    sampling: SamplingOptions
+    salt: str | None
+
+
+class ChatService:
+    """Chat completions of one model."""
+
+    def __init__(
+        self,
+        images: ImageResolver,
+        language: LanguagePool,
+        prompts: PromptBuilder,
+        rule: SizeRule,
+        max_model_len: int,
+    ) -> None:
+        self._images = images
+        self._language = language
+        self._prompts = prompts
+        self._rule = rule
+        self._max_model_len = max_model_len
+
+    async def prepare(self, request: ChatCompletionRequest, salt: str | None) -> PreparedChat:
+        """Everything before the first token. No pixel is touched here; only a cache miss makes the encoder work.
+
+        Raises:
+            RequestError: any fault of the request, before an encoder or the engine sees it.
+        """
+        sampling = request.sampling()
+        images = await self._images.fetch(request.image_urls())
+        tokens = [self._rule.tokens(image.header.width, image.header.height) for image in images]
+        messages = [message.model_dump(exclude_none=True) for message in request.messages]
+        prompt = self._prompts.build(messages, tokens, tools=request.tools)
+        sampling = self._fit(prompt, sum(tokens), sampling)
+        items = await self._images.resolve(images, salt)
+        for item, expected in zip(items, tokens, strict=True):
+            if item.tokens != expected:  # a wrong answer would follow; this is a bug or a foreign cache entry
+                raise Unavailable(f"an image gave {item.tokens} embedding rows where the prompt holds {expected}")
+        return PreparedChat(prompt, images, items, sampling, salt)
+
+    def _fit(self, prompt: Prompt, image_tokens: int, sampling: SamplingOptions) -> SamplingOptions:
+        """Checks prompt and answer against the context; an answer without a limit may fill what is left."""
+        length, room = len(prompt.token_ids), self._max_model_len - len(prompt.token_ids)
+        wanted = sampling.max_tokens
+        if room < (wanted or 1):
+            answer = f" and max_tokens {wanted}" if wanted else ""
+            raise ContextTooLong(
+                f"the prompt has {length} tokens ({image_tokens} of them for images){answer}; the model's context is "
+                f"{self._max_model_len} tokens. Shorten the messages, send fewer or smaller images"
+                f"{', or lower max_tokens' if wanted else ''}.",
+                param="messages",
+            )
+        return sampling if wanted else sampling.model_copy(update={"max_tokens": room})
+
+    async def generate(self, request_id: str, chat: PreparedChat) -> AsyncGenerator[Chunk, None]:
+        """Streams the answer. Closing the generator aborts it in the engine.
+
+        An embedding that vanished from the cache is encoded again and sent inside the request, if no token went out.
+        """
+        items = chat.items
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                stream = self._language.generate(f"{request_id}-{attempt}", chat.prompt, items, chat.sampling)
+                async with aclosing(stream) as chunks:  # type: ignore[type-var]
+                    async for chunk in chunks:
+                        yield chunk
+                return
+            except EmbeddingLost as lost:
+                if attempt == MAX_ATTEMPTS:
+                    raise Unavailable("image embeddings kept vanishing from the cache; try again") from lost
+                items = await self._inline(chat, items)
+
+    async def _inline(self, chat: PreparedChat, items: Sequence[VisionItem]) -> list[VisionItem]:
+        again = [self._images.encode_inline(image, chat.salt) for image in chat.images]
+        fresh = await gather_or_cancel(again)
+        return [item if item.record is not None else new for item, new in zip(items, fresh, strict=True)]

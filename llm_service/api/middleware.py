@@ -1,0 +1,77 @@
+"""ASGI middleware: request ids in and out, and a limit on bodies that holds before they are read."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llm_service.api.responses import error_body
+from shared.errors import PayloadTooLarge
+from shared.log import request_id
+
+_CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+
+class RequestId:
+    """Takes a client's ``X-Request-Id`` if it is harmless, makes one otherwise, and sends it back."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(b"x-request-id", b"")
+        name = given.decode() if _CLIENT_ID.fullmatch(given) else uuid.uuid4().hex
+        token = request_id.set(name)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", []), (b"x-request-id", name.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            request_id.reset(token)
+
+
+class BodyLimit:
+    """Refuses bodies above ``limit`` bytes, by their declared length or while they come in."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if not declared.isdigit() or int(declared) > self._limit:
+            await self._refuse(send)
+            return
+        seen = 0
+
+        async def receive_counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self._limit:
+                raise self._error()
+            return message
+
+        await self._app(scope, receive_counted, send)
+
+    def _error(self) -> PayloadTooLarge:
+        return PayloadTooLarge(f"the request body is above the limit of {self._limit} bytes; send smaller images")
+
+    async def _refuse(self, send: Send) -> None:
+        body = json.dumps(error_body(self._error())).encode()
+        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": PayloadTooLarge.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})

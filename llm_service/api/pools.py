@@ -1,0 +1,42 @@
+"""What the endpoint needs of the two pools. Deployments implement these over Ray; the endpoint knows nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from shared.keys import Namespace
+
+from llm_service.messages import Chunk
+from llm_service.prompts import Prompt
+from llm_service.sampling import SamplingOptions
+from shared.items import VisionItem
+
+
+class EncoderPool(Protocol):
+    """Encodes images of one model."""
+
+    async def identity(self) -> Namespace:
+        """Namespace of this pool's cache keys."""
+
+    async def encode(self, data: bytes, *, salt: str | None, inline: bool) -> VisionItem:
+        """Encodes an image file, or finds it in the cache.
+
+        Args:
+            data: the encoded file (JPEG, PNG, …).
+            salt: tenant salt of the cache key.
+            inline: put the record into the answer even if it is in the cache.
+        """
+
+
+class LanguagePool(Protocol):
+    """Answers prompts of one model."""
+
+    def generate(
+        self, request_id: str, prompt: Prompt, items: list[VisionItem], sampling: SamplingOptions
+    ) -> AsyncIterator[Chunk]:
+        """Streams an answer; closing the iterator aborts the request.
+
+        Raises:
+            EmbeddingLost: before the first chunk, when a cache entry vanished.
+        """

@@ -1,0 +1,139 @@
+"""Request bodies, as OpenAI's reference has them plus vLLM's sampling fields. Unknown fields are tolerated."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from llm_service.sampling import SamplingOptions
+from shared.errors import RequestError
+
+
+class Body(BaseModel):
+    """Base of request bodies: unknown fields pass, wrong types do not."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class ImageUrl(Body):
+    """``image_url`` of a content part."""
+
+    url: str
+    detail: Literal["auto", "low", "high"] = "auto"
+
+
+class TextPart(Body):
+    """``{"type": "text"}``."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ImagePart(Body):
+    """``{"type": "image_url"}``."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
+class Message(Body):
+    """One turn."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class StreamOptions(Body):
+    """What a stream carries beside the text."""
+
+    include_usage: bool = False
+
+
+class JsonSchema(Body):
+    """``json_schema`` of a response format."""
+
+    name: str = "answer"
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class ResponseFormat(Body):
+    """``response_format``."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class ChatCompletionRequest(Body):
+    """Body of ``POST /v1/chat/completions``."""
+
+    model: str
+    messages: list[Message] = Field(min_length=1)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0)
+    seed: int | None = None
+    n: int = Field(1, ge=1, le=16)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    logit_bias: dict[str, float] | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[dict[str, Any]] | None = None
+    ignore_eos: bool = False
+    user: str | None = None
+    #: not OpenAI's: return where each image came from and how long each step took, under ``lookonce``
+    timings: bool = False
+
+    def image_urls(self) -> list[str]:
+        """URLs of all image parts, in prompt order."""
+        return [
+            part.image_url.url
+            for message in self.messages
+            if isinstance(message.content, list)
+            for part in message.content
+            if isinstance(part, ImagePart)
+        ]
+
+    def sampling(self) -> SamplingOptions:
+        """The sampling settings in this request; what is absent keeps the engine's default.
+
+        Raises:
+            RequestError: settings that contradict each other.
+        """
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+        given: dict[str, Any] = {
+            name: value
+            for name in (
+                *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+                *("repetition_penalty", "seed", "stop_token_ids"),
+            )
+            if (value := getattr(self, name)) is not None
+        }
+        if self.stop is not None:
+            given["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop
+        if self.logit_bias:
+            given["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
+        if self.logprobs:
+            given["logprobs"] = self.top_logprobs or 0
+        if self.response_format is not None and self.response_format.type != "text":
+            schema = self.response_format.json_schema
+            given["json_schema"] = (schema.schema_ if schema else None) or {"type": "object"}
+        limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        return SamplingOptions(max_tokens=limit, n=self.n, ignore_eos=self.ignore_eos, **given)

@@ -1,0 +1,119 @@
+"""The Ray Serve application: one ingress, and an encoder and a language pool for every model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve import Application
+from shared.cache import AsyncEmbeddingCache
+from shared.fetch import ImageFetcher
+
+from encoder_service.deployment import EncoderReplica
+from llm_service.api.app import Services, create_app
+from llm_service.api.chat import ChatService
+from llm_service.api.ray_pools import RayEncoderPool, RayLanguagePool
+from llm_service.api.vision import ImageResolver
+from llm_service.deployment import LanguageReplica
+from llm_service.prompts import PromptBuilder
+from shared import log
+from shared.config import ModelSettings, PoolSettings, Settings
+from shared.families import context_length, size_rule
+
+APPLICATION = "lookonce"
+INGRESS = "ingress"
+#: Serve's defaults find a wedged replica only after 90 to 120 s
+HEALTH_PERIOD_S = 2.0
+HEALTH_TIMEOUT_S = 10.0
+
+
+def encoder_name(model: ModelSettings) -> str:
+    """Name of a model's encoder deployment."""
+    return f"encoder:{model.name}"
+
+
+def language_name(model: ModelSettings) -> str:
+    """Name of a model's language deployment."""
+    return f"language:{model.name}"
+
+
+def build(settings: Settings, cache_url: str) -> Application:
+    """The application, ready for ``serve.run``.
+
+    Args:
+        settings: the whole tree.
+        cache_url: URL of the embedding cache, the same for every replica.
+    """
+    pools = []
+    for model in settings.models:
+        encoder = _deployment(EncoderReplica, encoder_name(model), model.encoder)
+        language = _deployment(LanguageReplica, language_name(model), model.language)
+        pools += [encoder.bind(settings, model, cache_url), language.bind(settings, model, cache_url)]
+    ingress = serve.deployment(
+        serve.ingress(partial(build_ingress, settings, cache_url))(),
+        name=INGRESS,
+        num_replicas=1,
+        max_ongoing_requests=settings.http.max_concurrent + 16,  # room for health checks and metrics under full load
+        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+    )
+    return ingress.bind(*pools)
+
+
+def _deployment(replica: type, name: str, pool: PoolSettings) -> serve.Deployment:
+    options: dict[str, Any] = {
+        "name": name,
+        "max_ongoing_requests": pool.max_ongoing,
+        "max_queued_requests": 4 * pool.max_ongoing,
+        "ray_actor_options": {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus},
+        "health_check_period_s": HEALTH_PERIOD_S,
+        "health_check_timeout_s": HEALTH_TIMEOUT_S,
+        "graceful_shutdown_timeout_s": 5,
+        "user_config": {},  # makes Serve call reconfigure(), where a replica starts its engine
+    }
+    if pool.min_replicas == pool.max_replicas:
+        options["num_replicas"] = pool.min_replicas
+    else:
+        options["autoscaling_config"] = {
+            "min_replicas": pool.min_replicas,
+            "max_replicas": pool.max_replicas,
+            "target_ongoing_requests": pool.target_ongoing,
+        }
+    return serve.deployment(replica, **options)
+
+
+def build_ingress(settings: Settings, cache_url: str) -> FastAPI:
+    """The HTTP application of one ingress replica."""
+    log.configure(settings.log)
+    connect: Callable[[], AbstractAsyncContextManager[Services]] = partial(_connect, settings, cache_url)
+    return create_app(settings.http, connect)
+
+
+@asynccontextmanager
+async def _connect(settings: Settings, cache_url: str) -> AsyncIterator[Services]:
+    cache = AsyncEmbeddingCache(settings.cache, cache_url)
+    fetcher = ImageFetcher(settings.images)
+    try:
+        yield {model.name: _chat_service(settings, model, cache, fetcher) for model in settings.models}
+    finally:
+        await fetcher.aclose()
+        await cache.close()
+
+
+def _chat_service(
+    settings: Settings, model: ModelSettings, cache: AsyncEmbeddingCache, fetcher: ImageFetcher
+) -> ChatService:
+    encoder = RayEncoderPool(serve.get_deployment_handle(encoder_name(model), APPLICATION))
+    language = RayLanguagePool(serve.get_deployment_handle(language_name(model), APPLICATION))
+    return ChatService(
+        ImageResolver(encoder, cache, fetcher, settings.images),
+        language,
+        PromptBuilder(model.checkpoint),
+        size_rule(model.checkpoint),
+        model.language.max_model_len or context_length(model.checkpoint),
+    )

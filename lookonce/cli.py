@@ -1,0 +1,191 @@
+"""The ``lookonce`` command."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from lookonce.caption import Caption, write_captions
+from lookonce.client import Answer, Client, data_url
+from lookonce.report import answer_table
+from lookonce.service import free_port, interruptible, running
+from shared import log
+from shared.config import Settings, load_settings
+from shared.errors import LookonceError, RequestError, Unavailable
+
+DEFAULT_CONFIG = Path("configs/demo.yaml")
+DEFAULT_URL = "http://127.0.0.1:8000"
+#: exit codes: a person's mistake or a failure; some images of a batch failed
+FAILED, PARTLY_FAILED = 1, 3
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+out = Console()
+err = Console(stderr=True)
+
+Config = Annotated[Path, typer.Option("--config", "-c", help="YAML file with the settings.")]
+Url = Annotated[str | None, typer.Option(help="A running service; without it one is started for this command.")]
+Result = TypeVar("Result")
+
+
+def _fail(error: LookonceError) -> NoReturn:
+    err.print(f"[red]error:[/] {error.message}", highlight=False)
+    raise typer.Exit(FAILED)
+
+
+def _step(sentence: str) -> None:
+    err.print(f"[dim]·[/] {sentence}", highlight=False)
+
+
+def _settings(config: Path, **http: object) -> Settings:
+    settings = load_settings(config)
+    changes = {name: value for name, value in http.items() if value is not None}
+    settings = settings.model_copy(update={"http": settings.http.model_copy(update=changes)})
+    log.configure(settings.log)
+    return settings
+
+
+def _with_service(config: Path, url: str | None, work: Callable[[str], Result]) -> Result:
+    """Runs ``work`` against a running service, or against one started for it alone."""
+    if url is not None:
+        return work(url)
+    with running(_settings(config, port=free_port()), _step) as own:
+        return work(own)
+
+
+@app.command()
+def serve(
+    config: Config = DEFAULT_CONFIG,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+) -> None:
+    """Serve the configured models until Ctrl-C."""
+    try:
+        with interruptible(), running(_settings(config, host=host, port=port), _step) as url:
+            out.print(f"Serving at [bold]{url}[/]  (POST /v1/chat/completions, GET /metrics; Ctrl-C ends it)")
+            asyncio.run(asyncio.Event().wait())
+    except LookonceError as error:
+        _fail(error)
+
+
+@app.command()
+def ask(
+    words: Annotated[list[str], typer.Argument(metavar="IMAGE… QUESTION", help="Files or URLs, then the question.")],
+    config: Config = DEFAULT_CONFIG,
+    url: Url = None,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer, tokens.")] = 128,
+    timings: Annotated[bool, typer.Option(help="Show where each image came from and what each step took.")] = False,
+) -> None:
+    """Ask a question about one or more images."""
+    *images, question = words
+    try:
+        urls = [image if "://" in image or image.startswith("data:") else data_url(Path(image)) for image in images]
+        if Path(question).is_file():
+            raise RequestError(f"the last argument must be the question, but {question} is a file")
+        with interruptible():
+            answer = _with_service(config, url, lambda at: asyncio.run(_ask(at, urls, question, max_tokens)))
+            out.print(answer.text, markup=False, highlight=False)
+            if timings:
+                err.print(answer_table([(question, answer)]))
+            return
+        raise typer.Exit(130)
+    except LookonceError as error:
+        _fail(error)
+
+
+async def _ask(url: str, images: list[str], question: str, max_tokens: int) -> Answer:
+    async with Client(url) as client:
+        return await client.ask(await client.model(), images, question, max_tokens=max_tokens)
+
+
+@app.command()
+def caption(
+    folder: Annotated[Path, typer.Argument(help="Folder with pictures; subfolders are searched too.")],
+    out_file: Annotated[Path, typer.Option("--out", "-o", help="JSON Lines file to write.")],
+    prompt: Annotated[str, typer.Option(help="The question asked about every picture.")] = "Describe the picture.",
+    config: Config = DEFAULT_CONFIG,
+    url: Url = None,
+    max_tokens: Annotated[int, typer.Option(help="Longest caption, tokens.")] = 128,
+    parallel: Annotated[int, typer.Option(min=1, help="Pictures in work at once.")] = 16,
+) -> None:
+    """Caption every picture of a folder. Exit code 3: some pictures failed."""
+    try:
+        with interruptible():
+            failures = _with_service(
+                config, url, lambda at: asyncio.run(_caption(at, folder, out_file, prompt, max_tokens, parallel))
+            )
+            for failure in failures:
+                err.print(f"[yellow]failed:[/] {failure.image}: {failure.error}", highlight=False)
+            out.print(f"captions in {out_file}; {len(failures)} failed", highlight=False)
+            raise typer.Exit(PARTLY_FAILED if failures else 0)
+        raise typer.Exit(130)
+    except LookonceError as error:
+        _fail(error)
+
+
+async def _caption(
+    url: str, folder: Path, out_file: Path, prompt: str, max_tokens: int, parallel: int
+) -> list[Caption]:
+    columns = (TextColumn("captions"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*columns, TimeRemainingColumn(), console=err, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=None, note="")
+        counts = {"cached": 0, "failed": 0}
+
+        def progress(done: int, total: int, latest: Caption) -> None:
+            counts["cached"] += latest.cached
+            counts["failed"] += latest.error is not None
+            note = f"{counts['cached']} from the cache, {counts['failed']} failed"
+            bar.update(task, completed=done, total=total, note=note)
+            if bar.disable and (done % 100 == 0 or done == total):
+                err.print(f"{done}/{total} captions, {note}", highlight=False)
+
+        async with Client(url, connections=parallel) as client:
+            return await write_captions(
+                client, folder, out_file, prompt, max_tokens=max_tokens, parallel=parallel, progress=progress
+            )
+
+
+@app.command()
+def demo(config: Config = DEFAULT_CONFIG) -> None:
+    """Start everything, caption sample pictures, ask about one twice, and show what came from the cache."""
+    from lookonce.demo import show
+
+    try:
+        with interruptible():
+            settings = _settings(config, port=free_port())
+            with running(settings, _step) as url:
+                asyncio.run(show(url, settings.models[0].checkpoint / "samples", out))
+            return
+        raise typer.Exit(130)
+    except LookonceError as error:
+        _fail(error)
+
+
+@app.command()
+def doctor(config: Config = DEFAULT_CONFIG) -> None:
+    """Say what is installed, what is missing, and what the fix is."""
+    from lookonce.doctor import examine, findings_table
+
+    findings = examine(config)
+    out.print(findings_table(findings))
+    if any(finding.fix for finding in findings if not finding.ok):
+        raise typer.Exit(FAILED)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        app()
+    except Unavailable as error:  # pragma: no cover - commands report their own errors
+        err.print(error.message)
+        sys.exit(FAILED)
+
+
+if __name__ == "__main__":
+    main()

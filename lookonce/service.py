@@ -1,0 +1,153 @@
+"""The whole service on this machine: private Redis, Ray, Serve; started in order and ended without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+
+from shared.local_redis import LocalRedis
+
+from shared import metrics
+from shared.config import Settings
+from shared.errors import ConfigError
+
+Report = Callable[[str], None]
+
+#: variables that every replica needs, set before its first import
+REPLICA_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuses a port that is taken, before minutes go into loading models.
+
+    Raises:
+        ConfigError: says how to choose another.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {host}:{port} ({error.strerror}); choose another with --port or http.port"
+            ) from error
+
+
+@contextmanager
+def running(settings: Settings, report: Report = lambda _: None) -> Iterator[str]:
+    """Runs the service for the length of a ``with`` block.
+
+    Args:
+        settings: the whole tree; ``http.port`` 0 takes a free port.
+        report: called with a sentence at every step.
+
+    Yields:
+        Base URL of the endpoint.
+    """
+    if settings.http.port == 0:
+        settings = settings.model_copy(update={"http": settings.http.model_copy(update={"port": free_port()})})
+    check_port(settings.http.host, settings.http.port)
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="lookonce-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        cache_url = settings.cache.url or _private_redis(stack, settings, folder, report)
+        _start_ray(stack, settings, folder, report)
+        _start_serve(stack, settings, cache_url, report)
+        yield f"http://{settings.http.host}:{settings.http.port}"
+        report("Stopping")
+
+
+def _private_redis(stack: ExitStack, settings: Settings, folder: Path, report: Report) -> str:
+    report(f"Starting a private Redis ({settings.cache.private_maxmemory_mib} MiB)")
+    redis = LocalRedis(folder / "redis", settings.cache.private_maxmemory_mib)
+    redis.start()
+    stack.callback(redis.stop)
+    return redis.url
+
+
+def _start_ray(stack: ExitStack, settings: Settings, folder: Path, report: Report) -> None:
+    import ray
+
+    prometheus = folder / "prometheus"
+    prometheus.mkdir()
+    environment = REPLICA_ENVIRONMENT | {metrics.MULTIPROC_DIR: str(prometheus)}
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray reads these before its daemons start: no metrics agent port, no coloured duplicates of our log lines
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
+    address = settings.ray.address
+    report(f"Connecting to Ray at {address}" if address else "Starting Ray")
+    private = (
+        {}
+        if address
+        else {
+            "num_cpus": settings.ray.num_cpus,
+            "object_store_memory": settings.ray.object_store_mib << 20,
+            "include_dashboard": False,
+            "_node_ip_address": "127.0.0.1",
+            "_temp_dir": str(folder / "ray"),
+        }
+    )
+    ray.init(
+        address=address or "local",
+        namespace="lookonce",
+        runtime_env={"env_vars": environment},
+        logging_level=logging.WARNING,
+        log_to_driver=settings.log.level == "debug",
+        **private,
+    )
+    stack.callback(ray.shutdown)
+
+
+def _start_serve(stack: ExitStack, settings: Settings, cache_url: str, report: Report) -> None:
+    from ray import serve
+
+    from lookonce.application import APPLICATION, build
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    serve.start(http_options={"host": settings.http.host, "port": settings.http.port})
+    stack.callback(serve.shutdown)
+    names = ", ".join(model.name for model in settings.models)
+    report(f"Loading {names}: towers into the encoder pool, language models into vLLM")
+    serve.run(build(settings, cache_url), name=APPLICATION, route_prefix="/")
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Makes SIGTERM end a ``with`` block like Ctrl-C, and lets the clean-up finish whatever else comes."""
+
+    def interrupt(_: int, __: FrameType | None) -> None:
+        for ignored in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(ignored, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
