@@ -28,7 +28,9 @@ class Family:
         architectures: ``architectures`` in ``config.json``.
         image_text: what a chat template writes for one image.
         image_token: the token that stands for one embedding row in the prompt.
-        grid_origin: where an image's height and width positions begin (``llm_service.mrope.GridOrigin``).
+        grid_origin: where an image's height and width positions begin (``llm_service.mrope.GridOrigin``); None for
+            models with one row of positions.
+        mrope_divisors: the M-RoPE sections, each as head size over this; empty without M-RoPE.
         language_architecture: the text model, as the language engine names it.
         tower_prefixes: checkpoint names of the tower and projector begin with one of these.
         language_prefixes: checkpoint prefixes of the language model with what replaces them, first match wins.
@@ -41,7 +43,8 @@ class Family:
     architectures: tuple[str, ...]
     image_text: str
     image_token: str
-    grid_origin: str
+    grid_origin: str | None
+    mrope_divisors: tuple[int, ...]
     language_architecture: str
     tower_prefixes: tuple[str, ...]
     language_prefixes: tuple[tuple[str, str], ...]
@@ -80,6 +83,7 @@ ISAAC = Family(
     image_text="<image>",
     image_token="<|image_pad|>",
     grid_origin="zero",
+    mrope_divisors=(4, 8, 8),
     language_architecture="Qwen3ForCausalLM",
     tower_prefixes=("model.vision_embedding.", "vision_embedding."),
     language_prefixes=(
@@ -126,3 +130,27 @@ def family_of(config: Config) -> Family:
         f"no family for model_type {model_type!r} with architectures {list(architectures)}; "
         f"known: {', '.join(family.model_type for family in FAMILIES.values())}"
     )
+
+
+def size_rule(checkpoint: Path) -> SizeRule:
+    """The size arithmetic of a checkpoint.
+
+    Raises:
+        CheckpointError: unknown family or unreadable configuration.
+    """
+    config = read_config(checkpoint)
+    return family_of(config).size_rule(config)
+
+
+def context_length(checkpoint: Path) -> int:
+    """How many tokens the checkpoint's language model was made for.
+
+    Raises:
+        CheckpointError: the configuration does not say.
+    """
+    config = read_config(checkpoint)
+    text = config.get("text_config") or {}
+    length = text.get("max_position_embeddings", config.get("max_position_embeddings"))
+    if not isinstance(length, int) or length < 1:
+        raise CheckpointError(f"{checkpoint / 'config.json'} has no usable max_position_embeddings: {length!r}")
+    return length

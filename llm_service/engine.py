@@ -1,0 +1,146 @@
+"""The language engine: vLLM without a tower. Knows nothing of Ray or HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+
+from vllm.exceptions import VLLMClientError
+from vllm.outputs import RequestOutput
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from llm_service.engine_args import engine_args, prepare_environment
+from llm_service.engine_inputs import engine_input, sampling_params
+from llm_service.engine_outputs import OutputReader
+from llm_service.engine_stats import StatsRecorder
+from llm_service.messages import Chunk
+from llm_service.prompts import Prompt
+from llm_service.sampling import SamplingOptions
+from llm_service.vllm_plugin import register
+from shared.config import CacheSettings, ModelSettings
+from shared.errors import ContextTooLong, EmbeddingLost, RequestError, Unavailable
+from shared.items import VisionItem
+
+logger = logging.getLogger(__name__)
+
+
+class LanguageEngine:
+    """One vLLM engine that answers prompts about images which are already embedded.
+
+    Args:
+        model: what to run.
+        cache: settings of the embedding cache.
+        cache_url: its URL.
+    """
+
+    def __init__(self, model: ModelSettings, cache: CacheSettings, cache_url: str) -> None:
+        self._model = model
+        self._cache = cache
+        self._cache_url = cache_url
+        self._llm: AsyncLLM | None = None
+        self._stats = StatsRecorder()
+
+    async def start(self) -> None:
+        """Loads the model; takes seconds to minutes."""
+        prepare_environment(self._model)
+        register()
+        self._llm = await asyncio.to_thread(self._build)
+
+    def _build(self) -> AsyncLLM:
+        args = engine_args(self._model, self._cache, self._cache_url)
+        return AsyncLLM.from_engine_args(args, stat_loggers=[self._stats.factory])
+
+    async def stop(self) -> None:
+        """Ends the engine's processes; safe to call again."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and answer together, at most."""
+        return int(self._running().model_config.max_model_len)
+
+    async def generate(
+        self, request_id: str, prompt: Prompt, items: Sequence[VisionItem], sampling: SamplingOptions
+    ) -> AsyncIterator[Chunk]:
+        """Streams the answers. Closing the iterator aborts them.
+
+        Args:
+            request_id: any text; vLLM makes it unique.
+            prompt: token ids and placeholders.
+            items: the images in the order of their placeholders' ``image_index``; an item with a record brings its
+                embedding along.
+            sampling: how to sample.
+
+        Raises:
+            RequestError: the request is at fault; ContextTooLong when it does not fit.
+            EmbeddingLost: embeddings are not in the cache; raised before the first chunk only. Encode again and send
+                the records in the items.
+            Unavailable: the engine is dead, or an embedding went missing in the middle of an answer.
+        """
+        llm = self._running()
+        self._check_length(prompt, items, sampling)
+        inputs = engine_input(prompt, items, llm.model_config.get_inputs_embeds_size())
+        reader = OutputReader(sampling)
+        try:
+            async with aclosing(llm.generate(inputs, sampling_params(sampling), request_id)) as outputs:
+                async for output in outputs:
+                    self._check_finish(request_id, output, items, started=reader.started)
+                    for chunk in reader.chunks(output):
+                        yield chunk
+        except VLLMClientError as error:
+            raise RequestError(str(error)) from error
+        except EngineDeadError as error:
+            raise Unavailable("the language engine has stopped; try again", retry_after=5) from error
+        except EngineGenerateError as error:
+            cause = error.__cause__
+            if isinstance(cause, ValueError):
+                raise RequestError(str(cause)) from error
+            raise Unavailable("the language engine failed on this request; try again") from error
+
+    async def check_health(self) -> None:
+        """Raises :class:`Unavailable` when the engine is dead."""
+        try:
+            await self._running().check_health()
+        except EngineDeadError as error:
+            raise Unavailable("the language engine has stopped") from error
+
+    def stats(self) -> Mapping[str, float]:
+        """Running and waiting requests, KV cache use, as of the engine's last step."""
+        return self._stats.latest()
+
+    async def parameter_names(self) -> list[str]:
+        """Names of all parameters that the model runner holds."""
+        names: list[list[str]] = await self._running().collective_rpc("lookonce_parameter_names")
+        return sorted({name for part in names for name in part})
+
+    def _running(self) -> AsyncLLM:
+        if self._llm is None:
+            raise Unavailable("the language engine is not running")
+        return self._llm
+
+    def _check_length(self, prompt: Prompt, items: Sequence[VisionItem], sampling: SamplingOptions) -> None:
+        length, limit = len(prompt.token_ids), self.max_model_len
+        if length + (sampling.max_tokens or 1) > limit:
+            answer = "" if sampling.max_tokens is None else f", max_tokens is {sampling.max_tokens}"
+            raise ContextTooLong(
+                f"the prompt has {length} tokens, {sum(item.tokens for item in items)} of them for images{answer}; "
+                f"the model's context is {limit} tokens",
+                param="messages",
+            )
+
+    @staticmethod
+    def _check_finish(request_id: str, output: RequestOutput, items: Sequence[VisionItem], *, started: bool) -> None:
+        """vLLM ends a request with "error" when the connector or the scheduler gave it up."""
+        if not any(completion.finish_reason == "error" for completion in output.outputs):
+            return
+        fetched = tuple(item.key for item in items if item.record is None)
+        if fetched and not started:
+            raise EmbeddingLost(f"request {request_id}: image embeddings are no longer in the cache", keys=fetched)
+        raise Unavailable("the language engine gave up this request; try again")
+
+

@@ -1,0 +1,72 @@
+"""From our settings to vLLM's engine arguments."""
+
+from __future__ import annotations
+
+import os
+
+from vllm.config import ECTransferConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+from llm_service.vllm_plugin import LOAD_FORMAT
+from llm_service.vllm_plugin.overrides import tower_free
+from shared.config import CacheSettings, ModelSettings
+
+#: image embeddings that the connector holds or fetches at a time, bytes
+PREFETCH_BYTES = 1 << 30
+#: images per prompt as far as the engine is concerned; the API has its own, lower limit
+MAX_IMAGES = 1024
+
+#: set before vLLM starts; a value that the operator gave wins
+ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    # pickling arbitrary objects into the engine process stays off
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",
+}
+
+
+def prepare_environment(model: ModelSettings) -> None:
+    """Sets the variables that vLLM reads from the environment."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(model.language.kv_cache_gib)
+
+
+def engine_args(model: ModelSettings, cache: CacheSettings, cache_url: str) -> AsyncEngineArgs:
+    """Arguments of a tower-free engine for this model."""
+    language = model.language
+    return AsyncEngineArgs(
+        model=str(model.checkpoint),
+        served_model_name=model.name,
+        trust_remote_code=False,
+        load_format=LOAD_FORMAT,
+        hf_overrides=tower_free,
+        dtype=language.dtype,
+        max_model_len=language.max_model_len,
+        max_num_seqs=language.max_num_seqs,
+        max_num_batched_tokens=language.max_num_batched_tokens,
+        gpu_memory_utilization=language.gpu_memory_utilization,
+        enforce_eager=language.enforce_eager,
+        enable_prefix_caching=language.prefix_caching,
+        enable_chunked_prefill=True,
+        seed=language.seed,
+        worker_extension_cls="llm_service.vllm_plugin.worker.WorkerExtension",
+        limit_mm_per_prompt={"image": MAX_IMAGES},
+        skip_mm_profiling=True,
+        mm_processor_cache_gb=0,
+        # embeddings that travel in a request are as large as a picture; a cache of them would be a second one
+        enable_log_requests=False,
+        disable_log_stats=True,
+        ec_transfer_config=ECTransferConfig(
+            ec_connector="RedisECConnector",
+            ec_connector_module_path="llm_service.vllm_plugin.connector",
+            ec_role="ec_consumer",
+            ec_connector_extra_config={
+                "cache": cache.model_dump(mode="json"),
+                "cache_url": cache_url,
+                "prefetch_bytes": PREFETCH_BYTES,
+                "owner": os.getpid(),
+            },
+        ),
+    )

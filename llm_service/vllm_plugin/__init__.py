@@ -1,0 +1,34 @@
+"""What vLLM loads of ours: tower-free model classes, a weight loader and the Redis EC connector.
+
+vLLM calls :func:`register` in every process it starts, over the entry point group ``vllm.general_plugins``. The
+stock architectures stay as they are; ours have names of their own, which the engine asks for (see :mod:`.overrides`).
+"""
+
+from __future__ import annotations
+
+from shared.families import FAMILIES, Family
+
+#: the ``load_format`` of :class:`llm_service.vllm_plugin.loader.TowerFreeLoader`
+LOAD_FORMAT = "lookonce"
+
+
+def architecture(family: Family) -> str:
+    """The name under which vLLM knows the tower-free class of a family."""
+    return f"Lookonce{family.architectures[0]}"
+
+
+def register() -> None:
+    """Makes the tower-free architectures and the loader known; safe to call again."""
+    from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, register_model_loader
+    from vllm.model_executor.models import ModelRegistry
+
+    known = ModelRegistry.get_supported_archs()
+    for family in FAMILIES.values():
+        name = architecture(family)
+        if name not in known:
+            # as a string, so that nothing is imported until the model is built
+            ModelRegistry.register_model(name, f"llm_service.vllm_plugin.models:{name}")
+    if LOAD_FORMAT not in _LOAD_FORMAT_TO_MODEL_LOADER:
+        from llm_service.vllm_plugin.loader import TowerFreeLoader
+
+        register_model_loader(LOAD_FORMAT)(TowerFreeLoader)

@@ -1,0 +1,74 @@
+"""Reads a checkpoint's language tensors and nothing else.
+
+vLLM's default loader can leave out whole files; a file that holds tower and language tensors together it reads in
+full. This one decides tensor by tensor, before it reads. It takes safetensors only: other formats may hold code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+from shared.errors import CheckpointError
+from shared.families import family_of, read_config
+
+INDEX = "model.safetensors.index.json"
+
+
+class TowerFreeLoader(DefaultModelLoader):
+    """vLLM's default loader over the language tensors of a multimodal checkpoint."""
+
+    def _get_weights_iterator(
+        self, source: DefaultModelLoader.Source
+    ) -> Generator[tuple[str, torch.Tensor], None, None]:
+        folder = Path(source.model_or_path)
+        skip = family_of(read_config(folder)).tower_prefixes
+        yield from language_tensors(folder, skip)
+
+
+def language_tensors(folder: Path, skip: tuple[str, ...]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and value of every tensor whose name begins with none of ``skip``.
+
+    Raises:
+        CheckpointError: no safetensors file, a damaged one, or a tensor that the index promises and no file holds.
+    """
+    for path, names in sorted(_wanted(folder, skip).items()):
+        try:
+            with safe_open(path, framework="pt") as file:
+                held = file.keys()
+                for name in held if names is None else names:
+                    if name.startswith(skip):
+                        continue
+                    if name not in held:
+                        raise CheckpointError(f"{folder / INDEX} says that {path.name} holds {name}, which it does not")
+                    yield name, file.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"cannot read {path}: {error}") from error
+
+
+def _wanted(folder: Path, skip: tuple[str, ...]) -> dict[Path, list[str] | None]:
+    """Files to open, each with the names to read from it; None for all. Tower-only files are not opened."""
+    index = folder / INDEX
+    if not index.exists():
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise CheckpointError(f"no safetensors file in {folder}")
+        return dict.fromkeys(files)
+    try:
+        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        wanted: dict[Path, list[str] | None] = {}
+        for name, file in sorted(weight_map.items()):
+            if Path(file).name != file:
+                raise CheckpointError(f"{index} leads outside the checkpoint: {file!r}")
+            if not name.startswith(skip):
+                names = wanted.setdefault(folder / file, [])
+                assert names is not None
+                names.append(name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"cannot read {index}: {error!r}") from error
+    return wanted
