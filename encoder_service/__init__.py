@@ -1,0 +1,1 @@
+"""The encoder side: from image files to embedding records in the cache."""

@@ -1,0 +1,1 @@
+"""The vision networks, one file per family."""

@@ -11,11 +11,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from shared.sizing import Grid
+
+
+class Budget(NamedTuple):
+    """Fixed size of a batch: rows of patches, a multiple of ``merge²``, and number of images."""
+
+    patches: int
+    images: int
 
 
 @dataclass(frozen=True)
@@ -53,11 +61,16 @@ class Tower(nn.Module, ABC):
     merge: int
 
     @abstractmethod
-    def plan(self, grids: Sequence[Grid]) -> Plan:
+    def plan(self, grids: Sequence[Grid], budget: Budget | None = None) -> Plan:
         """Host arrays for a packed batch of images with these patch grids.
 
+        Args:
+            grids: one per image, in packing order.
+            budget: pads every array to this size, so that shapes depend on the budget alone: sequences of length 0,
+                patches of no sequence, tokens of no image. No padding changes a real row.
+
         Raises:
-            GridError: a grid is empty or not divisible by :attr:`merge`.
+            GridError: a grid is empty, not divisible by :attr:`merge`, or the images exceed the budget.
         """
 
     @abstractmethod
@@ -65,11 +78,13 @@ class Tower(nn.Module, ABC):
         """Embeds packed patches.
 
         Args:
-            patches: ``[sum of patches, patch_dim]``, images one after another in the plan's order.
+            patches: ``[sum of patches, patch_dim]``, images one after another in the plan's order; with a budget,
+                ``[budget.patches, patch_dim]``, the rest being padding of any value.
             plan: from :meth:`plan`, on the same device.
 
         Returns:
-            ``[sum of tokens, width]`` in the tower's dtype; split it by ``plan.tokens``.
+            ``[sum of tokens, width]`` in the tower's dtype; split it by ``plan.tokens``. With a budget,
+            ``[budget.patches / merge², width]``: the rows after the images' tokens are padding.
         """
 
 
@@ -90,9 +105,26 @@ def check_grids(grids: Sequence[Grid], merge: int) -> None:
             raise GridError(f"patch grid {grid.height}x{grid.width} is not divisible by the merge factor {merge}")
 
 
-def sequence_bounds(lengths: Sequence[int]) -> torch.Tensor:
-    """``cu_seqlens`` of sequences with these lengths: int32 ``[len(lengths) + 1]``, leading 0."""
-    bounds = torch.zeros(len(lengths) + 1, dtype=torch.int32)
-    if lengths:
-        torch.cumsum(torch.tensor(lengths, dtype=torch.int32), 0, out=bounds[1:])
-    return bounds
+def fitted_budget(grids: Sequence[Grid], merge: int, budget: Budget | None) -> Budget:
+    """The budget of a plan: the given one once it is known to suffice, else exactly what the images need.
+
+    Raises:
+        GridError: too small for these images, or patches that do not form whole tokens.
+    """
+    used = Budget(sum(grid.patches for grid in grids), len(grids))
+    if budget is None:
+        return used
+    if used.patches > budget.patches or used.images > budget.images:
+        raise GridError(
+            f"{used.images} images with {used.patches} patches exceed the budget of {budget.images} images "
+            f"and {budget.patches} patches"
+        )
+    if budget.patches % merge**2:
+        raise GridError(f"a budget of {budget.patches} patches is not divisible by {merge**2} patches per token")
+    return budget
+
+
+def sequence_bounds(lengths: Sequence[int], sequences: int) -> torch.Tensor:
+    """``cu_seqlens``: int32 ``[sequences + 1]``, leading 0; sequences past ``lengths`` have length 0."""
+    padded = [0, *lengths, *[0] * (sequences - len(lengths))]
+    return torch.tensor(padded, dtype=torch.int32).cumsum(0, dtype=torch.int32)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from encoder_service.towers.base import Plan, Tower, check_grids, sequence_bounds
+from encoder_service.towers.base import Budget, Plan, Tower, check_grids, fitted_budget, sequence_bounds
 from encoder_service.towers.layers import FeedForward, PackedSelfAttention, merge_index
 from shared.sizing import Grid
 
@@ -32,6 +32,7 @@ class IsaacTowerConfig:
         merge: pixel shuffle factor.
         output_width: hidden size of the language model.
         norm_eps: epsilon of every LayerNorm.
+        activation: of the feed-forward, by its name in ``config.json``.
     """
 
     width: int
@@ -43,6 +44,7 @@ class IsaacTowerConfig:
     merge: int
     output_width: int
     norm_eps: float = 1e-6
+    activation: str = "gelu_pytorch_tanh"
 
 
 class IsaacBlock(nn.Module):
@@ -53,7 +55,7 @@ class IsaacBlock(nn.Module):
         self.norm1 = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.attention = PackedSelfAttention(config.width, config.heads)
         self.norm2 = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.mlp = FeedForward(config.width, config.hidden)
+        self.mlp = FeedForward(config.width, config.hidden, config.activation)
 
     def forward(self, x: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int) -> torch.Tensor:
         """``[P, width]`` → ``[P, width]``."""
@@ -100,15 +102,23 @@ class IsaacTower(Tower):
         self._positions.move_to_end(grid)
         return table
 
-    def plan(self, grids: Sequence[Grid]) -> Plan:
+    def plan(self, grids: Sequence[Grid], budget: Budget | None = None) -> Plan:
         """See :meth:`Tower.plan`; extras: ``positions [P, width]`` and ``merge_index [tokens, merge²]``."""
         check_grids(grids, self.merge)
+        size = fitted_budget(grids, self.merge, budget)
         tables = [self._cached_positions(grid) for grid in grids]
-        positions = torch.cat(tables) if tables else self.position_table.new_empty(0, self.config.width)
+        used = sum(grid.patches for grid in grids)
+        if used < size.patches or not tables:
+            padding = torch.zeros(size.patches - used, self.config.width, dtype=self.position_table.dtype)
+            tables.append(padding)
+        lengths = [grid.patches for grid in grids]
         return Plan(
-            cu_seqlens=sequence_bounds([grid.patches for grid in grids]),
-            max_seqlen=max((grid.patches for grid in grids), default=0),
-            extras={"positions": positions, "merge_index": merge_index(grids, self.merge)},
+            cu_seqlens=sequence_bounds(lengths, size.images),
+            max_seqlen=max(lengths, default=0) if budget is None else size.patches,
+            extras={
+                "positions": torch.cat(tables) if len(tables) > 1 else tables[0],
+                "merge_index": merge_index(grids, self.merge, size.patches // self.merge**2),
+            },
             tokens=[grid.patches // self.merge**2 for grid in grids],
         )
 

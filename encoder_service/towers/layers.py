@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby, pairwise
 
 import torch
 import torch.nn.functional as F
@@ -11,30 +13,29 @@ from torch import nn
 from shared.sizing import Grid
 
 
-def _attend_per_sequence(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor
-) -> torch.Tensor:
-    """Attention of every sequence with itself only: ``[P, heads, head_dim]`` in and out."""
-    bounds = cu_seqlens.tolist()
-    lengths = [end - start for start, end in zip(bounds, bounds[1:], strict=False) if end > start]
-    if not lengths:
-        return torch.zeros_like(q)
-    used, (heads, head_dim) = bounds[-1], q.shape[1:]
-    if all(length == lengths[0] for length in lengths):  # one batched call: pictures of one size are common
-        shape = (len(lengths), lengths[0], heads, head_dim)
-        rows = [F.scaled_dot_product_attention(*(x[:used].view(shape).transpose(1, 2) for x in (q, k, v)))]
-        out = rows[0].transpose(1, 2).reshape(used, heads, head_dim)
-    else:
-        parts = zip(*(x[:used].split(lengths) for x in (q, k, v)), strict=True)
-        # [1, heads, length, head_dim] views: the kernel reads strided rows, nothing is copied
-        rows = [
-            F.scaled_dot_product_attention(*(x.transpose(0, 1).unsqueeze(0) for x in part)).squeeze(0).transpose(0, 1)
-            for part in parts
-        ]
-        out = torch.cat(rows)
-    if used < q.shape[0]:  # padding rows belong to no sequence; their attention output is zero, never garbage
-        out = torch.cat([out, out.new_zeros(q.shape[0] - used, heads, head_dim)])
-    return out
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Full attention within each row of the batch: ``[sequences, length, heads, head_dim]`` in and out, no copy in."""
+    return F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
+
+
+def _attend_per_sequence(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+    """Attention of every sequence with itself only: ``[P, heads, head_dim]`` in and out.
+
+    Neighbours of one length share one batched call: pictures of one size are common.
+    """
+    bounds: list[int] = cu_seqlens.tolist()
+    rows, start = [], 0
+    for length, run in groupby(end - begin for begin, end in pairwise(bounds)):
+        count = len(list(run))
+        end = start + count * length
+        if end > start:
+            shape = (count, length, *q.shape[1:])
+            out = _attend(q[start:end].view(shape), k[start:end].view(shape), v[start:end].view(shape))
+            rows.append(out.reshape(end - start, *q.shape[1:]))
+        start = end
+    if start < q.shape[0] or not rows:  # padding rows belong to no sequence: their output is zero, never garbage
+        rows.append(q.new_zeros(q.shape[0] - start, *q.shape[1:]))
+    return torch.cat(rows) if len(rows) > 1 else rows[0]
 
 
 @torch.library.custom_op("lookonce::packed_attention", mutates_args=())
@@ -45,9 +46,7 @@ def _packed_attention(
 
 
 @_packed_attention.register_fake
-def _(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int
-) -> torch.Tensor:
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int) -> torch.Tensor:
     return q.new_empty(q.shape)
 
 
@@ -91,30 +90,52 @@ class PackedSelfAttention(nn.Module):
         return self.out(packed_attention(q, k, v, cu_seqlens, max_seqlen).reshape(x.shape))
 
 
-class FeedForward(nn.Module):
-    """Two linear layers around tanh-approximated GELU."""
+def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.702 * x)
 
-    def __init__(self, width: int, hidden: int) -> None:
+
+#: activations by their names in ``config.json``
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+    "quick_gelu": _quick_gelu,
+}
+
+
+class FeedForward(nn.Module):
+    """Two linear layers around an activation."""
+
+    def __init__(self, width: int, hidden: int, activation: str = "gelu_pytorch_tanh") -> None:
         super().__init__()
         self.up = nn.Linear(width, hidden)
         self.down = nn.Linear(hidden, width)
+        self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[P, width]`` → ``[P, width]``."""
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
+        return self.down(self.activation(self.up(x)))
 
 
-def merge_index(grids: Sequence[Grid], merge: int) -> torch.Tensor:
+def merge_index(grids: Sequence[Grid], merge: int, tokens: int | None = None) -> torch.Tensor:
     """Which patches become which token when square blocks of ``merge`` × ``merge`` patches are joined.
 
     Blocks run row-major over the image, patches row-major inside their block.
 
+    Args:
+        grids: patch grids of the packed images, divisible by ``merge``.
+        merge: side of a block.
+        tokens: rows of the result, at least as many as the images have; the rest repeat patch 0.
+
     Returns:
         int64 ``[tokens, merge * merge]``: row numbers in the packed sequence of patches.
     """
-    chunks, offset = [], 0
+    wanted = sum(grid.patches for grid in grids) // merge**2
+    index = torch.zeros(wanted if tokens is None else tokens, merge * merge, dtype=torch.int64)
+    row = patch = 0
     for height, width in grids:
-        rows = torch.arange(height * width).view(height // merge, merge, width // merge, merge)
-        chunks.append(rows.transpose(1, 2).reshape(-1, merge * merge) + offset)
-        offset += height * width
-    return torch.cat(chunks) if chunks else torch.empty(0, merge * merge, dtype=torch.int64)
+        numbers = torch.arange(patch, patch + height * width).view(height // merge, merge, width // merge, merge)
+        block = numbers.transpose(1, 2).reshape(-1, merge * merge)
+        index[row : row + len(block)] = block
+        row, patch = row + len(block), patch + height * width
+    return index

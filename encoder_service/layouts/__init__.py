@@ -1,0 +1,1 @@
+"""How checkpoints of each family store their tower."""

@@ -1,0 +1,71 @@
+"""The contract of a checkpoint layout: from ``config.json`` to a tower, from its parameters to names in the files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from encoder_service.preprocess.base import Preprocess
+from encoder_service.towers.base import Tower
+from shared.errors import CheckpointError
+from shared.sizing import SizeRule
+
+Config = Mapping[str, Any]
+#: parameter of the tower → names in the file, without the family's prefix; several are stacked by rows
+Sources = dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one family's checkpoints describe and store a tower.
+
+    Attributes:
+        build: makes the tower from ``config.json`` and the size rule; it is called where nothing is allocated.
+        describe: text of everything but the weights that changes what the tower computes.
+        sources: where each parameter of that tower stands in the files.
+        preprocess: makes the preprocessing for a size rule.
+    """
+
+    build: Callable[[Config, SizeRule], Tower]
+    describe: Callable[[Tower], str]
+    sources: Callable[[Tower], Sources]
+    preprocess: Callable[[SizeRule], Preprocess]
+
+
+def section(config: Config, name: str) -> Config:
+    """A nested mapping of ``config.json``; empty when it is missing or null.
+
+    Raises:
+        CheckpointError: it is something else.
+    """
+    found = config.get(name)
+    if found is None:
+        return {}
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"config.json: {name} must be an object, found {type(found).__name__}")
+    return found
+
+
+def whole(config: Config, name: str, default: int | None = None, *, most: int = 1 << 20) -> int:
+    """A whole number between 1 and ``most`` from ``config.json``.
+
+    Raises:
+        CheckpointError: missing without a default, of another type, or out of range.
+    """
+    found = config.get(name, default)
+    if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= most:
+        raise CheckpointError(f"config.json: {name} must be a whole number from 1 to {most}, found {found!r:.80}")
+    return found
+
+
+def positive(config: Config, name: str, default: float) -> float:
+    """A number above zero and below one from ``config.json``, such as an epsilon.
+
+    Raises:
+        CheckpointError: of another type or out of range.
+    """
+    found = config.get(name, default)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < 1:
+        raise CheckpointError(f"config.json: {name} must be a number between 0 and 1, found {found!r:.80}")
+    return float(found)

@@ -1,0 +1,136 @@
+"""The safetensors files of a checkpoint, read one wanted tensor at a time.
+
+Nothing is ever unpickled, no file outside the checkpoint's folder is named, and a tensor that nobody asks for is never
+touched: the language model's shards need not even be there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from shared.errors import CheckpointError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+#: bytes; the index of a model with 10,000 tensors has about 1 MB
+MAX_INDEX_BYTES = 64 << 20
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+class TensorFiles:
+    """Named tensors of one checkpoint, sharded or not.
+
+    Attributes:
+        read: names of the tensors whose bytes were read, by file name.
+
+    Args:
+        checkpoint: the folder.
+
+    Raises:
+        CheckpointError: no safetensors here, or an index that cannot be used.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._folder = checkpoint
+        self._open_files: dict[str, Any] = {}
+        self._stack = ExitStack()
+        self.read: dict[str, list[str]] = {}
+        if (checkpoint / INDEX).is_file():
+            self._file_of = _read_index(checkpoint / INDEX)
+        elif (checkpoint / SINGLE).is_file():
+            self._file_of = dict.fromkeys(self._opened(SINGLE).keys(), SINGLE)
+        else:
+            raise CheckpointError(f"{checkpoint} holds neither {SINGLE} nor {INDEX}; only safetensors are read")
+
+    def __enter__(self) -> TensorFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def names(self, prefix: str) -> set[str]:
+        """Names that begin with ``prefix``, as the index or the single file lists them."""
+        return {name for name in self._file_of if name.startswith(prefix)}
+
+    def place(self, name: str) -> Path:
+        """The file that holds a tensor.
+
+        Raises:
+            CheckpointError: no such tensor.
+        """
+        if name not in self._file_of:
+            raise CheckpointError(f"{self._folder} has no tensor {name}")
+        return self._folder / self._file_of[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, from the file's header alone.
+
+        Raises:
+            CheckpointError: no such tensor, or one that is not of floating point; names file and tensor.
+        """
+        path = self.place(name)
+        with _translated(path, name):
+            lazy = self._opened(path.name).get_slice(name)
+            if (dtype := lazy.get_dtype()) not in FLOATS:
+                raise CheckpointError(f"{path}: {name} is stored as {dtype}; wanted one of {', '.join(FLOATS)}")
+            return tuple(lazy.get_shape())
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A tensor as a view of the mapped file: copy from it, do not keep it.
+
+        Raises:
+            CheckpointError: as :meth:`shape`.
+        """
+        self.shape(name)
+        path = self.place(name)
+        with _translated(path, name):
+            tensor: torch.Tensor = self._opened(path.name).get_tensor(name)
+        self.read.setdefault(path.name, []).append(name)
+        return tensor
+
+    def _opened(self, file: str) -> Any:
+        if file not in self._open_files:
+            path = self._folder / file
+            with _translated(path):
+                handle = safe_open(path, framework="pt", device="cpu")
+                self._open_files[file] = self._stack.enter_context(handle)
+        return self._open_files[file]
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """The index's map from tensor to file; every file is a plain name next to the index."""
+    try:
+        if path.stat().st_size > MAX_INDEX_BYTES:
+            raise CheckpointError(f"{path} has more than {MAX_INDEX_BYTES} bytes")
+        index = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+    files = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(files, dict) or not files:
+        raise CheckpointError(f"{path} has no weight_map from tensor names to files")
+    for name, file in files.items():
+        plain = isinstance(file, str) and file.endswith(".safetensors") and not set(file) & set("/\\\0:")
+        if not plain:
+            raise CheckpointError(
+                f"{path}: {name!r:.200} must be in a .safetensors file of this folder, not {file!r:.200}"
+            )
+    return files
+
+
+@contextmanager
+def _translated(path: Path, tensor: str | None = None) -> Iterator[None]:
+    """safetensors' errors as ours, with the file's and the tensor's name."""
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        what = f"{path}: {tensor}" if tensor else str(path)
+        raise CheckpointError(
+            f"{what} cannot be read as safetensors (missing, cut short or damaged): {error}"
+        ) from error
