@@ -12,7 +12,7 @@ from vllm.outputs import RequestOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from llm_service.engine_args import engine_args, prepare_environment
+from llm_service.engine_args import engine_args, engine_environment
 from llm_service.engine_inputs import engine_input, sampling_params
 from llm_service.engine_outputs import OutputReader
 from llm_service.engine_stats import StatsRecorder
@@ -45,13 +45,13 @@ class LanguageEngine:
 
     async def start(self) -> None:
         """Loads the model; takes seconds to minutes."""
-        prepare_environment(self._model)
         register()
         self._llm = await asyncio.to_thread(self._build)
 
     def _build(self) -> AsyncLLM:
-        args = engine_args(self._model, self._cache, self._cache_url)
-        return AsyncLLM.from_engine_args(args, stat_loggers=[self._stats.factory])
+        with engine_environment(self._model):
+            args = engine_args(self._model, self._cache, self._cache_url)
+            return AsyncLLM.from_engine_args(args, stat_loggers=[self._stats.factory])
 
     async def stop(self) -> None:
         """Ends the engine's processes; safe to call again."""
@@ -142,5 +142,3 @@ class LanguageEngine:
         if fetched and not started:
             raise EmbeddingLost(f"request {request_id}: image embeddings are no longer in the cache", keys=fetched)
         raise Unavailable("the language engine gave up this request; try again")
-
-

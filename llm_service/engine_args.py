@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from vllm.config import ECTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
 
 from llm_service.vllm_plugin import LOAD_FORMAT
 from llm_service.vllm_plugin.overrides import tower_free
@@ -16,21 +19,38 @@ PREFETCH_BYTES = 1 << 30
 #: images per prompt as far as the engine is concerned; the API has its own, lower limit
 MAX_IMAGES = 1024
 
-#: set before vLLM starts; a value that the operator gave wins
+#: set for vLLM, in this process too; a value that the operator gave wins
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
-    # pickling arbitrary objects into the engine process stays off
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",
 }
 
 
-def prepare_environment(model: ModelSettings) -> None:
-    """Sets the variables that vLLM reads from the environment."""
+@contextmanager
+def engine_environment(model: ModelSettings) -> Iterator[None]:
+    """The environment in which the engine's processes must be started; this process keeps only what it needs too."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(model.language.kv_cache_gib)
+    for_children = {"VLLM_CPU_KVCACHE_SPACE": str(model.language.kv_cache_gib)}
+    if current_platform.is_cpu():
+        # scheduler and model runner in one process, as on a GPU: one start of Python and one copy less per step
+        for_children["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    if model.language.enforce_eager:
+        # vLLM compiles a few sampling helpers even so, 20 s of C++ in the middle of the first request that wants
+        # log-probabilities
+        for_children["TORCHDYNAMO_DISABLE"] = "1"
+    before = {name: os.environ.get(name) for name in for_children}
+    os.environ.update(for_children)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = old
 
 
 def engine_args(model: ModelSettings, cache: CacheSettings, cache_url: str) -> AsyncEngineArgs:

@@ -74,7 +74,9 @@ def _embedding(item: VisionItem, width: int) -> torch.Tensor | None:
     try:
         _, tensor = decode_record(item.record, item.key)
     except RecordError as error:
-        raise EmbeddingLost(f"the embedding record sent for {item.key} is damaged: {error}", keys=(item.key,)) from error
+        raise EmbeddingLost(
+            f"the embedding record sent for {item.key} is damaged: {error}", keys=(item.key,)
+        ) from error
     if tuple(tensor.shape) != (item.tokens, width):
         raise RequestError(f"an image embedding is {list(tensor.shape)}, not [{item.tokens}, {width}]")
     return tensor

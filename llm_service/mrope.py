@@ -41,9 +41,7 @@ class SpanError(ValueError):
     """Image spans that do not fit the prompt."""
 
 
-def positions(
-    length: int, spans: Sequence[ImageSpan], origin: GridOrigin = GridOrigin.START
-) -> tuple[Positions, int]:
+def positions(length: int, spans: Sequence[ImageSpan], origin: GridOrigin = GridOrigin.START) -> tuple[Positions, int]:
     """Positions of a whole prompt, in one vectorised pass.
 
     Args:

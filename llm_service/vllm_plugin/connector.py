@@ -9,6 +9,7 @@ parallelism, several. Both work alike: the bytes travel inside the step's metada
 as one out-of-band buffer between processes. The worker's instance therefore needs no cache of its own.
 """
 
+# mypy: allow-subclassing-any
 from __future__ import annotations
 
 import logging

@@ -4,6 +4,7 @@ vLLM's default loader can leave out whole files; a file that holds tower and lan
 full. This one decides tensor by tensor, before it reads. It takes safetensors only: other formats may hold code.
 """
 
+# mypy: allow-subclassing-any
 from __future__ import annotations
 
 import json

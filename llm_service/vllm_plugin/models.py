@@ -4,6 +4,7 @@ One class serves every family; what differs comes from :mod:`shared.families`. E
 connector or, when they travel in the request, over :meth:`TowerFreeModel.embed_multimodal`.
 """
 
+# mypy: allow-subclassing-any
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -60,9 +61,9 @@ class TowerFreeModel(nn.Module, SupportsMultiModal, SupportsLoRA, SupportsPP):
         token = getattr(config, "vision_token", self.family.image_text)
         if token != self.family.image_text:
             raise CheckpointError(f"vision_token is {token!r}; {self.family.name} has {self.family.image_text!r}")
-        self.width: int = text.hidden_size
-        with self._mark_language_model(vllm_config):
-            self.language_model = init_vllm_registered_model(
+        self.width = int(text.hidden_size)
+        with self._mark_language_model(vllm_config):  # type: ignore[operator]
+            self.language_model: Any = init_vllm_registered_model(
                 vllm_config=vllm_config,
                 hf_config=text,
                 architectures=[self.family.language_architecture],

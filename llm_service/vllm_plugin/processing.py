@@ -4,6 +4,7 @@ Requests come in already processed, with token ids, placeholders and grids. What
 tokens an image can have, which sizes its encoder cache.
 """
 
+# mypy: allow-subclassing-any
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ import torch
 from transformers.feature_extraction_utils import BatchFeature
 from vllm.config.multimodal import MultiModalDummyOptions
 from vllm.inputs import MultiModalDataDict
+from vllm.inputs.engine import MultiModalInput, mm_input
 from vllm.multimodal.inputs import (
     MultiModalBatchedField,
     MultiModalFieldConfig,
@@ -71,6 +73,10 @@ class TowerFreeProcessor(BaseMultiModalProcessor[TowerFreeInfo]):
         out_mm_kwargs: MultiModalKwargsItems,
     ) -> Sequence[PromptUpdate]:
         raise NotImplementedError("this model takes image embeddings, not pictures")
+
+    def get_dummy_mm_inputs(self, mm_counts: Mapping[str, int], **_: Any) -> MultiModalInput:
+        """What vLLM warms up with: nothing."""
+        return mm_input([], MultiModalKwargsItems(), {}, {})
 
 
 class NoDummies(BaseDummyInputsBuilder[TowerFreeInfo]):
