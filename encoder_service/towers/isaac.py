@@ -122,10 +122,14 @@ class IsaacTower(Tower):
             tokens=[grid.patches // self.merge**2 for grid in grids],
         )
 
-    def forward(self, patches: torch.Tensor, plan: Plan) -> torch.Tensor:
-        """See :meth:`Tower.forward`."""
+    def features(self, patches: torch.Tensor, plan: Plan) -> torch.Tensor:
+        """The tower without its projector: one row per patch, ``[P, config.width]``, after the final LayerNorm."""
         x = self.patch_embedding(patches) + plan.extras["positions"]
         for block in self.blocks:
             x = block(x, plan.cu_seqlens, plan.max_seqlen)
-        blocks = self.norm(x)[plan.extras["merge_index"]].flatten(1)
-        return self.project_down(F.silu(self.project_up(blocks)))
+        return self.norm(x)
+
+    def forward(self, patches: torch.Tensor, plan: Plan) -> torch.Tensor:
+        """See :meth:`Tower.forward`."""
+        merged = self.features(patches, plan)[plan.extras["merge_index"]].flatten(1)
+        return self.project_down(F.silu(self.project_up(merged)))

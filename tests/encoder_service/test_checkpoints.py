@@ -1,0 +1,314 @@
+"""Loading a tower from a checkpoint folder: only what is wanted, or one sentence that says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from encoder_service.checkpoints import load_encoder, read_config
+from encoder_service.towers.isaac import IsaacTower
+from shared.errors import CheckpointError
+from tests.checkpoints import write_isaac
+from tests.encoder_service.oracle import all_tensors
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOWER = "model.vision_embedding."
+FC1 = f"{TOWER}0.encoder.layers.1.mlp.fc1.weight"
+
+
+@pytest.fixture
+def copy(checkpoint: Path, tmp_path: Path) -> Path:
+    """A sharded checkpoint to damage."""
+    return shutil.copytree(checkpoint, tmp_path / "copy")
+
+
+@pytest.fixture
+def single(tmp_path: Path) -> Path:
+    """The same in one file, old layout."""
+    return write_isaac(tmp_path / "single", nested=False, sharded=False)
+
+
+def edit_config(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    change(config)
+    (checkpoint / "config.json").write_text(json.dumps(config))
+
+
+def edit_tensors(checkpoint: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(checkpoint / SINGLE)
+    change(tensors)
+    save_file(tensors, checkpoint / SINGLE)
+
+
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("sharded", [True, False])
+def test_both_layouts_load_only_the_tower(tmp_path: Path, nested: bool, sharded: bool) -> None:
+    encoder = load_encoder(write_isaac(tmp_path, nested=nested, sharded=sharded), "float32")
+    stored = all_tensors(tmp_path)
+    read = [name for names in encoder.read.values() for name in names]
+    assert sorted(read) == sorted(name for name in stored if name.startswith(TOWER))
+    for file, names in encoder.read.items():
+        assert set(names) <= set(load_file(tmp_path / file))
+    tower = encoder.tower
+    assert isinstance(tower, IsaacTower)
+    fused = torch.cat([stored[f"{TOWER}0.encoder.layers.1.self_attn.{part}_proj.weight"] for part in "qkv"])
+    assert torch.equal(tower.get_parameter("blocks.1.attention.qkv.weight"), fused)
+    assert torch.equal(tower.project_down.weight, stored[f"{TOWER}3.weight"])
+    assert not any(parameter.requires_grad or parameter.is_meta for parameter in tower.parameters())
+
+
+def test_a_missing_language_shard_does_not_matter(copy: Path) -> None:
+    """The proof that no language tensor is read."""
+    (copy / "model-00001-of-00003.safetensors").unlink()
+    load_encoder(copy, "float32")
+
+
+def test_layouts_of_one_tower_agree_on_the_fingerprint(tmp_path: Path) -> None:
+    prints = {
+        load_encoder(
+            write_isaac(tmp_path / f"{nested}{sharded}", nested=nested, sharded=sharded), "float32"
+        ).fingerprints
+        for nested in (True, False)
+        for sharded in (True, False)
+    }
+    assert len(prints) == 1
+    tower, preprocess = prints.pop()
+    assert len(bytes.fromhex(tower)) == len(bytes.fromhex(preprocess)) == 32
+
+
+def test_the_fingerprint_changes_with_what_changes_an_embedding(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C12: another dtype, one changed weight, another epsilon or arithmetic never meet the old entries."""
+    base = load_encoder(single, "float32").fingerprints
+    assert load_encoder(single, "float32").fingerprints == base
+    prints = {base.tower, load_encoder(single, "bfloat16").fingerprints.tower}
+    monkeypatch.setattr("encoder_service.checkpoints.NUMERICS_VERSION", 999)
+    prints.add(load_encoder(single, "float32").fingerprints.tower)
+    monkeypatch.undo()
+    edit_config(single, lambda config: config["vision_config"].update(layer_norm_eps=1e-5))
+    prints.add(load_encoder(single, "float32").fingerprints.tower)
+    edit_tensors(single, lambda tensors: tensors[FC1][0, 0].add_(1e-3))
+    prints.add(load_encoder(single, "float32").fingerprints.tower)
+    assert len(prints) == 5
+
+
+def test_language_settings_do_not_change_the_fingerprint_but_the_pixel_budget_does(single: Path) -> None:
+    """C6 and its counterpart."""
+    base = load_encoder(single, "float32").fingerprints
+    edit_config(single, lambda config: config.update(num_hidden_layers=1, rope_theta=5.0, dtype="float16"))
+    assert load_encoder(single, "float32").fingerprints == base
+    edit_config(single, lambda config: config.update(vision_max_num_patches=128))
+    changed = load_encoder(single, "float32").fingerprints
+    assert (changed.tower == base.tower, changed.preprocess == base.preprocess) == (True, False)
+
+
+def test_dtype_is_ours_whatever_the_file_holds(single: Path) -> None:
+    edit_tensors(single, lambda tensors: tensors.update({n: t.half() for n, t in tensors.items()}))
+    for dtype in ("float32", "bfloat16", "float16"):
+        tower = load_encoder(single, dtype).tower  # type: ignore[arg-type]
+        assert {parameter.dtype for parameter in tower.parameters()} == {getattr(torch, dtype)}
+
+
+def test_sizes_that_the_config_leaves_out_are_siglip2_defaults(tmp_path: Path) -> None:
+    write_isaac(tmp_path, sharded=False, position_side=16, patch_size=16)
+    edit_config(
+        tmp_path,
+        lambda config: [
+            config["vision_config"].pop(name)
+            for name in ("num_patches", "layer_norm_eps", "hidden_act", "num_channels")
+        ],
+    )
+    tower = load_encoder(tmp_path, "float32").tower
+    assert isinstance(tower, IsaacTower)
+    assert (tower.config.position_side, tower.config.norm_eps) == (16, 1e-6)
+    assert tower.config.activation == "gelu_pytorch_tanh"
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_new", "quick_gelu"])
+def test_other_activations(single: Path, name: str) -> None:
+    edit_config(single, lambda config: config["vision_config"].update(hidden_act=name))
+    tower = load_encoder(single, "float32").tower
+    assert isinstance(tower, IsaacTower)
+    assert tower.config.activation == name
+
+
+def _refused(checkpoint: Path, *words: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        load_encoder(checkpoint, "float32")
+    message = str(caught.value)
+    assert "\n" not in message.strip()
+    for word in words:
+        assert word in message, message
+
+
+def test_missing_tensor(single: Path) -> None:
+    edit_tensors(single, lambda tensors: tensors.pop(FC1))
+    _refused(single, FC1, "single")
+
+
+def test_wrong_shape_names_both(single: Path) -> None:
+    edit_tensors(single, lambda tensors: tensors.update({FC1: torch.zeros(128, 63)}))
+    _refused(single, FC1, SINGLE, "[128, 63]", "[128, 64]")
+
+
+def test_integer_weights(single: Path) -> None:
+    edit_tensors(single, lambda tensors: tensors.update({FC1: torch.zeros(128, 64, dtype=torch.int8)}))
+    _refused(single, FC1, SINGLE, "I8")
+
+
+def test_more_layers_in_the_file_than_in_the_config(single: Path) -> None:
+    edit_config(single, lambda config: config["vision_config"].update(num_hidden_layers=1))
+    _refused(single, "encoder.layers.1", "no place")
+
+
+def test_nothing_matches(single: Path) -> None:
+    """Never random weights."""
+    edit_tensors(single, lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith(TOWER)])
+    _refused(single, "no tensor of the tower", "model.vision_embedding.")
+
+
+def test_unknown_family(single: Path) -> None:
+    edit_config(single, lambda config: config.update(model_type="other", architectures=["OtherModel"]))
+    _refused(single, "other", "isaac")
+
+
+def test_no_weights_or_only_a_pickle(single: Path) -> None:
+    (single / SINGLE).rename(single / "pytorch_model.bin")
+    _refused(single, SINGLE, "only safetensors")
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1, -1000])
+def test_cut_short(single: Path, keep: int) -> None:
+    whole = (single / SINGLE).read_bytes()
+    (single / SINGLE).write_bytes(whole[:keep])
+    _refused(single, SINGLE)
+
+
+def test_missing_shard(copy: Path) -> None:
+    (copy / "model-00003-of-00003.safetensors").unlink()
+    _refused(copy, "model-00003-of-00003.safetensors")
+
+
+def test_index_that_names_the_wrong_shard(copy: Path) -> None:
+    index = json.loads((copy / INDEX).read_text())
+    index["weight_map"][FC1] = "model-00001-of-00003.safetensors"
+    (copy / INDEX).write_text(json.dumps(index))
+    _refused(copy, FC1, "model-00001-of-00003.safetensors")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "../single/model.safetensors",
+        "/etc/passwd",
+        "a/b.safetensors",
+        "..\\x.safetensors",
+        "x.bin",
+        7,
+        None,
+        "a\0.safetensors",
+    ],
+)
+def test_index_that_leads_out_of_the_folder(copy: Path, file: object) -> None:
+    index = json.loads((copy / INDEX).read_text())
+    index["weight_map"][FC1] = file
+    (copy / INDEX).write_text(json.dumps(index))
+    _refused(copy, INDEX, FC1)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"weight_map": {}}', '{"weight_map": []}', "[" * 100_000, "\ud800"])
+def test_damaged_index(copy: Path, text: str) -> None:
+    (copy / INDEX).write_bytes(text.encode("utf-8", "surrogatepass"))
+    _refused(copy, INDEX)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, "\ud800", "NaN"])
+def test_damaged_config(single: Path, text: str) -> None:
+    (single / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    _refused(single, "config.json")
+    with pytest.raises(CheckpointError):
+        read_config(single)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hidden_size", -1),
+        ("hidden_size", 10**12),
+        ("hidden_size", "64"),
+        ("hidden_size", 2.5),
+        ("hidden_size", True),
+        ("num_hidden_layers", 10**9),
+        ("num_hidden_layers", [1]),
+        ("num_attention_heads", 3),
+        ("num_patches", 255),
+        ("num_channels", 4),
+        ("layer_norm_eps", 0),
+        ("layer_norm_eps", "1e-6"),
+        ("hidden_act", "__import__('os').system('true')"),
+        ("hidden_act", {"a": 1}),
+        ("patch_size", 0),
+        ("patch_size", 14),
+        ("pixel_shuffle_scale_factor", "2"),
+        ("intermediate_size", 0),
+    ],
+)
+def test_hostile_vision_config(single: Path, field: str, value: object) -> None:
+    edit_config(single, lambda config: config["vision_config"].update({field: value}))
+    _refused(single, field)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("vision_config", [1]),
+        ("vision_config", "x"),
+        ("vision_max_num_patches", -1),
+        ("vision_max_num_patches", "many"),
+        ("vision_max_num_patches", 3),
+        ("vision_min_num_patches", 0),
+        ("vision_min_num_patches", 300),
+        ("hidden_size", None),
+        ("text_config", 3),
+        ("architectures", 3),
+    ],
+)
+def test_hostile_top_of_the_config(single: Path, field: str, value: object) -> None:
+    edit_config(single, lambda config: config.update({field: value}))
+    if field == "architectures":  # the model type alone decides
+        load_encoder(single, "float32")
+    else:
+        _refused(single, "config")
+
+
+def test_code_in_the_folder_is_never_run(single: Path) -> None:
+    """CVE-2025-66448 and its like: names of code in the configuration are data."""
+    trap = single / "trap"
+    for name in ("modeling_isaac.py", "configuration_isaac.py", "__init__.py"):
+        (single / name).write_text(f"open({str(trap)!r}, 'w')\n")
+    edit_config(
+        single,
+        lambda config: config.update(
+            auto_map={"AutoConfig": "configuration_isaac.Config", "AutoModel": "modeling_isaac.Model"},
+            trust_remote_code=True,
+        ),
+    )
+    load_encoder(single, "float32")
+    assert not trap.exists()
+
+
+def test_loading_allocates_the_tower_once(tmp_path: Path) -> None:
+    """Straight into place: no parameter is made first on the host and then copied."""
+    write_isaac(tmp_path, sharded=False, vision_hidden=256, vision_intermediate=1024, hidden=64)
+    allocated: list[int] = []
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        tower = load_encoder(tmp_path, "float32").tower
+    allocated = [max(event.self_cpu_memory_usage, 0) for event in profile.events()]
+    weights = sum(parameter.nbytes for parameter in tower.parameters())
+    assert weights <= sum(allocated) < 1.2 * weights
