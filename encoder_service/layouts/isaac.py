@@ -39,7 +39,9 @@ def tower_config(config: Config, rule: SizeRule) -> IsaacTowerConfig:
         raise CheckpointError(f"config.json: hidden_act of the tower must be one of {known}; found {activation!r:.80}")
     width, heads = whole(vision, "hidden_size", 768), whole(vision, "num_attention_heads", 12)
     if width % heads:
-        raise CheckpointError(f"config.json: tower width {width} is not divisible by its {heads} attention heads")
+        raise CheckpointError(
+            f"config.json: hidden_size {width} of the tower is not divisible by num_attention_heads {heads}"
+        )
     return IsaacTowerConfig(
         width=width,
         layers=whole(vision, "num_hidden_layers", 12, most=MAX_LAYERS),

@@ -80,6 +80,7 @@ class IsaacTower(Tower):
         self.project_up = nn.Linear(merged_width, 4 * merged_width, bias=False)
         self.project_down = nn.Linear(4 * merged_width, config.output_width, bias=False)
         self._positions: OrderedDict[Grid, torch.Tensor] = OrderedDict()
+        self._positions_of: tuple[int, int, torch.dtype] | None = None
 
     def resize_positions(self, grid: Grid) -> torch.Tensor:
         """The learned position table resized to ``grid``: ``[grid.patches, width]``.
@@ -93,6 +94,11 @@ class IsaacTower(Tower):
 
     def _cached_positions(self, grid: Grid) -> torch.Tensor:
         """:meth:`resize_positions` in the tower's dtype on the host, kept for grids seen lately."""
+        source = self.position_table
+        stamp = (source.data_ptr(), source._version, source.dtype)
+        if stamp != self._positions_of:  # trained on, loaded again, moved or converted
+            self._positions.clear()
+            self._positions_of = stamp
         if (table := self._positions.get(grid)) is None:
             with torch.no_grad():
                 table = self.resize_positions(grid).to("cpu", self.position_table.dtype).contiguous()

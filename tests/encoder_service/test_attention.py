@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 
 import pytest
@@ -143,3 +144,13 @@ def test_one_graph_for_the_compiler(small_tower: IsaacTower) -> None:
         torch.testing.assert_close(
             compiled(patches, plan)[:tokens], small_tower(patches, plan)[:tokens], atol=1e-4, rtol=1e-4
         )
+
+
+def test_cached_positions_follow_the_weights(small_tower: IsaacTower) -> None:
+    """A plan after training, loading or conversion does not use the former table."""
+    tower, grid = copy.deepcopy(small_tower), Grid(4, 6)
+    before = tower.plan([grid]).extras["positions"]
+    with torch.no_grad():
+        tower.position_table.add_(1)
+    assert torch.allclose(tower.plan([grid]).extras["positions"], before + 1, atol=1e-5)
+    assert tower.to(torch.bfloat16).plan([grid]).extras["positions"].dtype is torch.bfloat16

@@ -1,4 +1,4 @@
-"""V15: an image's embedding has the same bits alone and in any company, so the cache does not depend on who was there."""
+"""V15: an image's embedding has the same bits alone and in any company: the cache does not depend on who was there."""
 
 from __future__ import annotations
 

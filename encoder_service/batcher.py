@@ -1,0 +1,155 @@
+"""From single images to forwards: an event loop's view of the waiting room and the device thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+import torch
+
+from encoder_service.batching import Priority, Waiting, WaitingRoom
+from encoder_service.device import DeviceThread, Embedded, Patches, embed
+from encoder_service.stats import EncoderStats
+from encoder_service.towers.base import Tower
+from shared.errors import LookonceError, Unavailable
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """One image's result.
+
+    Attributes:
+        values: ``[tokens, width]`` on the host; finite.
+        queue_seconds, encode_seconds: waiting, and in the forward that it shared.
+    """
+
+    values: torch.Tensor
+    queue_seconds: float
+    encode_seconds: float
+
+
+@dataclass
+class _Entry:
+    patches: Patches
+    done: asyncio.Future[Embedding]
+    arrived: float
+
+
+class Batcher:
+    """Packs submitted images into batches and runs them one after another.
+
+    Args:
+        tower: what to run.
+        device: the thread to run it in.
+        room: order and size of batches.
+        wait: seconds that an image waits for company when the device is free.
+        stats: counters to write.
+    """
+
+    def __init__(
+        self, tower: Tower, device: DeviceThread, room: WaitingRoom[_Entry], wait: float, stats: EncoderStats
+    ) -> None:
+        self._tower = tower
+        self._device = device
+        self._room = room
+        self._wait = wait
+        self._stats = stats
+        self._arrival = asyncio.Event()
+        self._loop_task = asyncio.create_task(self._run())
+
+    async def submit(self, key: str, patches: Patches, priority: Priority) -> Embedding:
+        """Waits for the embedding of one image; a caller that leaves takes a waiting image with it.
+
+        Raises:
+            LookonceError: the forward failed, or gave values that are not finite.
+        """
+        entry = _Entry(patches, asyncio.get_running_loop().create_future(), time.perf_counter())
+        self._room.add(key, patches.grid.patches, priority, entry)
+        self._arrival.set()
+        try:
+            return await entry.done
+        except asyncio.CancelledError:
+            self._stats.cancelled += 1
+            self._room.discard(key)
+            raise
+
+    async def stop(self) -> None:
+        """Ends the loop; images that still wait fail with :class:`Unavailable`."""
+        self._loop_task.cancel()
+        await asyncio.gather(self._loop_task, return_exceptions=True)
+        while batch := self._room.take():
+            for waiting in batch:
+                _fail(waiting.payload, Unavailable("the encoder is stopping; try again"))
+
+    async def _run(self) -> None:
+        while True:
+            if not len(self._room):
+                self._arrival.clear()
+                await self._arrival.wait()
+            await self._gather_company()
+            if batch := self._room.take():
+                await self._forward(batch)
+
+    async def _gather_company(self) -> None:
+        """Waits while the oldest image has time left and the batch is not full."""
+        while not self._room.full_batch and len(self._room):
+            left = self._wait - (time.perf_counter() - min(one.arrived for one in self._room.payloads()))
+            if left <= 0:
+                return
+            self._arrival.clear()
+            try:
+                await asyncio.wait_for(self._arrival.wait(), left)
+            except TimeoutError:
+                return
+
+    async def _forward(self, batch: list[Waiting[_Entry]]) -> None:
+        entries = [waiting.payload for waiting in batch]
+        begin = time.perf_counter()
+        try:
+            result = await self._device.run(lambda: embed(self._tower, [entry.patches for entry in entries]))
+        except (RuntimeError, ValueError) as error:  # torch's own, out of memory among them; and GridError
+            await self._after_failure(batch, error)
+            return
+        except asyncio.CancelledError:
+            for entry in entries:
+                _fail(entry, Unavailable("the encoder is stopping; try again"))
+            raise
+        self._count(batch, result)
+        for entry, values in zip(entries, result.embeddings, strict=True):
+            waited = begin - entry.arrived
+            self._stats.queue_seconds += waited
+            if not torch.isfinite(values).all():
+                self._stats.not_finite += 1
+                _fail(entry, LookonceError("the encoder gave values that are not finite for this image"))
+            elif not entry.done.done():
+                entry.done.set_result(Embedding(values, waited, result.seconds))
+
+    def _count(self, batch: list[Waiting[_Entry]], result: Embedded) -> None:
+        patches = sum(waiting.patches for waiting in batch)
+        self._room.note_speed(patches, result.seconds)
+        self._stats.forwards += 1
+        self._stats.images += len(batch)
+        self._stats.patches += patches
+        self._stats.padding_patches += result.padding
+        self._stats.encode_seconds += result.seconds
+
+    async def _after_failure(self, batch: list[Waiting[_Entry]], error: Exception) -> None:
+        """One image's failure is not its neighbours': a failed batch is run again one by one."""
+        if len(batch) > 1:
+            logger.warning("a forward over %d images failed, running them one by one: %s", len(batch), error)
+            for waiting in batch:
+                if not waiting.payload.done.done():
+                    await self._forward([waiting])
+            return
+        self._stats.failures += 1
+        logger.error("the forward of one image failed: %s", error)
+        _fail(batch[0].payload, LookonceError("the encoder failed on this image; its log has the details"))
+
+
+def _fail(entry: _Entry, error: LookonceError) -> None:
+    if not entry.done.done():
+        entry.done.set_exception(error)
