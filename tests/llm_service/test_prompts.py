@@ -255,6 +255,9 @@ def test_checkpoints_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_no_engine_is_imported() -> None:
-    code = "import sys, llm_service.prompts, llm_service.sampling as s; print([m for m in ('vllm', 'torch') if m in sys.modules])"
+    code = (
+        "import sys, llm_service.prompts, llm_service.sampling, llm_service.messages\n"
+        "print([name for name in ('vllm', 'torch') if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
