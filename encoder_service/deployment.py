@@ -5,6 +5,9 @@ from __future__ import annotations
 from shared.cache import AsyncEmbeddingCache
 from shared.keys import Namespace
 
+if TYPE_CHECKING:
+    from encoder_service.engine import EncoderEngine
+
 from encoder_service.engine import EncoderEngine
 from shared import log
 from shared.config import ModelSettings, Settings
@@ -34,6 +37,9 @@ class EncoderReplica:
 
     async def reconfigure(self, _: object) -> None:
         """Called by Serve once before the replica counts as ready: loads the tower and warms it up."""
+        from encoder_service.engine import EncoderEngine  # the driver, which names this class, needs no torch
+        from shared.cache import AsyncEmbeddingCache
+
         if self._engine is None:
             cache = AsyncEmbeddingCache(self._settings.cache, self._cache_url)
             engine = EncoderEngine(self._model, self._settings.images, cache)

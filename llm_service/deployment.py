@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from llm_service.engine import LanguageEngine
 from llm_service.messages import Chunk
 from llm_service.prompts import Prompt
 from llm_service.sampling import SamplingOptions
@@ -24,6 +23,8 @@ class LanguageReplica:
     """
 
     def __init__(self, settings: Settings, model: ModelSettings, cache_url: str) -> None:
+        from llm_service.engine import LanguageEngine  # the driver, which names this class, needs no vLLM
+
         log.configure(settings.log)
         self._engine = LanguageEngine(model, settings.cache, cache_url)
         self._started = False

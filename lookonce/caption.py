@@ -56,6 +56,10 @@ def find_images(folder: Path) -> list[Path]:
     return found
 
 
+def _is_one_of(path: Path, others: Sequence[Path]) -> bool:
+    return path.resolve() in {other.resolve() for other in others}
+
+
 async def captions(
     client: Client, folder: Path, images: Sequence[Path], prompt: str, *, max_tokens: int, parallel: int
 ) -> AsyncIterator[Caption]:
@@ -134,7 +138,7 @@ async def write_captions(
         ConfigError: the output would overwrite a picture, or cannot be written.
     """
     images = find_images(folder)
-    if out.resolve() in {image.resolve() for image in images}:
+    if await asyncio.to_thread(_is_one_of, out, images):
         raise ConfigError(f"--out {out} is one of the pictures")
     failures = []
     try:

@@ -37,6 +37,5 @@ async def show(url: str, samples: Path, out: Console) -> None:
         for question in ("What is at row 1 column 1?", "How many red things are there?"):
             answers.append((question, await client.ask(model, [first], question, max_tokens=32)))
     out.print(answer_table(answers))
-    out.print(
-        f"Three questions about {next(iter(truths))}: the first one encoded it, the others took its embedding from Redis."
-    )
+    name = next(iter(truths))
+    out.print(f"Three questions about {name}: the first had it encoded, the others took its embedding from Redis.")

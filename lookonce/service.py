@@ -95,8 +95,8 @@ def _start_ray(stack: ExitStack, settings: Settings, folder: Path, report: Repor
     prometheus.mkdir()
     environment = REPLICA_ENVIRONMENT | {metrics.MULTIPROC_DIR: str(prometheus)}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray reads these before its daemons start: no metrics agent port, no coloured duplicates of our log lines
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray's workers run at niceness 15 by default: any other process on the machine would starve the service
+    os.environ.setdefault("RAY_worker_niceness", "0")
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
     address = settings.ray.address
     report(f"Connecting to Ray at {address}" if address else "Starting Ray")
