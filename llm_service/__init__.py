@@ -1,0 +1,1 @@
+"""Language models without towers as a service: prompts with image keys in, text out."""

@@ -31,6 +31,7 @@ IMAGE_TOKENS = Counter("lookonce_image_tokens", "Image tokens of requests, by so
 FORWARDS = Counter("lookonce_encoder_forwards", "Forward passes of a tower", ["model"])
 ENCODED_IMAGES = Counter("lookonce_encoded_images", "Images that went through a tower", ["model"])
 ENCODED_PATCHES = Counter("lookonce_encoded_patches", "Patches that went through a tower", ["model"])
+CACHE_OPERATIONS = Counter("lookonce_cache_operations", "Cache operations by outcome", ["operation", "outcome"])
 EMBEDDINGS_LOST = Counter("lookonce_embeddings_lost", "Entries that vanished before their use", ["model"])
 
 

@@ -22,6 +22,7 @@ class RequestId:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI entry."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -48,6 +49,7 @@ class BodyLimit:
         self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI entry."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -1,0 +1,169 @@
+"""The record format: what stands in Redis for one embedding. Specified in ``docs/record-format.md``.
+
+A record is a header of 128 bytes and an aligned payload. Every field is checked on every read; what fails a check is
+a miss, never a wrong tensor. Nothing here evaluates bytes: no pickle, no ``torch.load``.
+"""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from dataclasses import dataclass
+
+import torch
+from blake3 import blake3
+
+from shared.sizing import Grid
+
+Buffer = bytes | bytearray | memoryview
+
+MAGIC = b"LOOKONCE"
+VERSION = 1
+#: magic, version, dtype, encoding, tokens, width, t, h, w, merge, reserved, payload bytes, key hash, payload checksum
+_FIELDS = struct.Struct("<8sHBBIIIIIIIQ32s16s")
+_CHECKSUM_BYTES = 16
+HEADER_BYTES = 128
+RAW = 0
+DTYPES = {0: torch.float32, 1: torch.bfloat16, 2: torch.float16}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+#: bounds on what a header may claim, far above any real image
+MAX_TOKENS, MAX_WIDTH, MAX_SIDE, MAX_MERGE = 1 << 20, 1 << 16, 1 << 16, 64
+
+# Records are read-only by intention: nobody writes into an embedding that others share.
+warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
+
+
+class RecordError(ValueError):
+    """A record that must not be used.
+
+    Args:
+        reason: short label for metrics: ``truncated``, ``magic``, ``version``, ``header``, ``key``, ``shape``,
+            ``payload`` or ``values``.
+        detail: for the log.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class RecordHeader:
+    """What a record says about itself.
+
+    Attributes:
+        dtype: of the stored values.
+        tokens, width: shape of the embedding.
+        grid: patch grid of the image.
+        merge: side of the square of patches that became one token.
+        payload_bytes: length of the payload.
+    """
+
+    dtype: torch.dtype
+    tokens: int
+    width: int
+    grid: Grid
+    merge: int
+    payload_bytes: int
+
+
+def encode_record(key: str, embedding: torch.Tensor, grid: Grid, merge: int) -> bytes:
+    """Makes the record of an embedding; its values are copied once.
+
+    Args:
+        key: the full cache key; the record is good for no other.
+        embedding: ``[tokens, width]``, float32, bfloat16 or float16, on the host.
+        grid: patch grid.
+        merge: as in :class:`RecordHeader`.
+
+    Raises:
+        RecordError: a value that is not finite, or a shape that does not fit the grid.
+    """
+    if embedding.dtype not in _CODES or embedding.ndim != 2:
+        raise RecordError("shape", f"an embedding is float [tokens, width], not {embedding.dtype} {embedding.shape}")
+    if not bool(torch.isfinite(embedding).all()):
+        raise RecordError("values", "the embedding holds NaN or infinity")
+    tokens, width = embedding.shape
+    payload = memoryview(embedding.detach().contiguous().view(torch.uint8).numpy()).cast("B")
+    header = RecordHeader(embedding.dtype, tokens, width, Grid(*grid), merge, len(payload))
+    _check_shape(header)
+    fields = _FIELDS.pack(
+        *(MAGIC, VERSION, _CODES[header.dtype], RAW, tokens, width, 1, grid[0], grid[1], merge, 0, len(payload)),
+        blake3(key.encode()).digest(),
+        blake3(payload).digest(_CHECKSUM_BYTES),
+    )
+    head = fields + blake3(fields).digest(_CHECKSUM_BYTES)
+    return b"".join([head.ljust(HEADER_BYTES, b"\0"), payload])
+
+
+def read_header(buffer: Buffer, key: str) -> RecordHeader:
+    """Reads and checks the first :data:`HEADER_BYTES` of a record.
+
+    Raises:
+        RecordError: not a record, not of this key, or damaged.
+    """
+    return _read(buffer, key)[0]
+
+
+def decode_record(buffer: Buffer, key: str, *, verify: bool = True) -> tuple[RecordHeader, torch.Tensor]:
+    """Reads a record; the tensor ``[tokens, width]`` is a view of the buffer, not a copy.
+
+    Args:
+        buffer: the whole record; it must not change while the tensor lives.
+        key: the key that it was found under.
+        verify: check the payload's checksum; only for bytes that were checked before in this process is it needless.
+
+    Raises:
+        RecordError: anything about it is wrong.
+    """
+    header, checksum = _read(buffer, key)
+    payload = memoryview(buffer)[HEADER_BYTES:]
+    if len(payload) != header.payload_bytes:
+        raise RecordError("truncated", f"{len(payload)} payload bytes of {header.payload_bytes}")
+    if verify and blake3(payload).digest(_CHECKSUM_BYTES) != checksum:
+        raise RecordError("payload", "the checksum does not match")
+    tensor = torch.frombuffer(payload, dtype=header.dtype).view(header.tokens, header.width)
+    return header, tensor
+
+
+def _read(buffer: Buffer, key: str) -> tuple[RecordHeader, bytes]:
+    head = bytes(memoryview(buffer)[:HEADER_BYTES])
+    if len(head) < HEADER_BYTES:
+        raise RecordError("truncated", f"{len(head)} bytes are no header")
+    magic, version, dtype, encoding, tokens, width, t, h, w, merge, reserved, size, key_hash, checksum = _FIELDS.unpack(
+        head[: _FIELDS.size]
+    )
+    if magic != MAGIC:
+        raise RecordError("magic", "not a record of lookonce")
+    if version != VERSION:
+        raise RecordError("version", f"version {version} is not known here")
+    seal = blake3(head[: _FIELDS.size]).digest(_CHECKSUM_BYTES)
+    rest = head[_FIELDS.size :]
+    if rest != seal.ljust(HEADER_BYTES - _FIELDS.size, b"\0") or reserved:
+        raise RecordError("header", "the header's checksum does not match")
+    if key_hash != blake3(key.encode()).digest():
+        raise RecordError("key", "the record belongs to another key")
+    if dtype not in DTYPES or encoding != RAW or t != 1:
+        raise RecordError("header", f"dtype {dtype}, encoding {encoding}, {t} frames: not known here")
+    header = RecordHeader(DTYPES[dtype], tokens, width, Grid(h, w), merge, size)
+    _check_shape(header)
+    return header, checksum
+
+
+def _check_shape(header: RecordHeader) -> None:
+    grid, merge = header.grid, header.merge
+    if not (
+        1 <= header.tokens <= MAX_TOKENS
+        and 1 <= header.width <= MAX_WIDTH
+        and all(1 <= side <= MAX_SIDE for side in grid)
+        and 1 <= merge <= MAX_MERGE
+        and not grid.height % merge
+        and not grid.width % merge
+        and header.tokens == grid.patches // merge**2
+        and header.payload_bytes == header.tokens * header.width * header.dtype.itemsize
+    ):
+        raise RecordError(
+            "shape",
+            f"[{header.tokens}, {header.width}] in {header.payload_bytes} bytes does not fit the patch grid "
+            f"{grid.height}x{grid.width} with merge {merge}",
+        )
