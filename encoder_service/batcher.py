@@ -23,7 +23,7 @@ class Embedding:
     """One image's result.
 
     Attributes:
-        values: ``[tokens, width]`` on the host; finite.
+        values: ``[tokens, width]`` on the host.
         queue_seconds, encode_seconds: waiting, and in the forward that it shared.
     """
 
@@ -65,7 +65,7 @@ class Batcher:
         """Waits for the embedding of one image; a caller that leaves takes a waiting image with it.
 
         Raises:
-            LookonceError: the forward failed, or gave values that are not finite.
+            LookonceError: the forward failed.
         """
         entry = _Entry(patches, asyncio.get_running_loop().create_future(), time.perf_counter())
         self._room.add(key, patches.grid.patches, priority, entry)
@@ -122,10 +122,7 @@ class Batcher:
         for entry, values in zip(entries, result.embeddings, strict=True):
             waited = begin - entry.arrived
             self._stats.queue_seconds += waited
-            if not torch.isfinite(values).all():
-                self._stats.not_finite += 1
-                _fail(entry, LookonceError("the encoder gave values that are not finite for this image"))
-            elif not entry.done.done():
+            if not entry.done.done():
                 entry.done.set_result(Embedding(values, waited, result.seconds))
 
     def _count(self, batch: list[Waiting[_Entry]], result: Embedded) -> None:

@@ -96,8 +96,10 @@ class PictureReader:
             raise
         return picture
 
-    async def cut(self, pixels: np.ndarray, timings: dict[str, float]) -> Patches:
+    async def cut(self, picture: Picture, timings: dict[str, float]) -> Patches:
         """Pixels to patches in the tower's dtype."""
+        pixels = picture.pixels
+        assert pixels is not None, "a dropped picture is read again first"
 
         def work() -> Patches:
             begin = time.perf_counter()

@@ -1,0 +1,66 @@
+"""The encoder's view of the cache: found items, leases, new records. Its faults cost time, never a request."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from shared.cache import AsyncEmbeddingCache
+from shared.items import VisionItem
+from shared.keys import alias_key
+from shared.records import RecordHeader
+from shared.sizing import Grid
+
+#: for another encoder's work on one image, at most; the wait ends sooner when that encoder's lease ends
+WAIT_SECONDS = 120.0
+
+
+class Store:
+    """One engine's use of the cache.
+
+    Args:
+        cache: shared with other engines.
+        merge: of this engine's tower.
+    """
+
+    def __init__(self, cache: AsyncEmbeddingCache, merge: int) -> None:
+        self._cache = cache
+        self._owner = uuid.uuid4().hex
+        self.merge = merge
+
+    async def find(self, key: str) -> VisionItem | None:
+        """The item of an embedding that the cache holds."""
+        header = await self._cache.describe(key)
+        return None if header is None else _item(key, header)
+
+    async def fetch(self, key: str) -> bytes | None:
+        """A whole record, checked by the cache."""
+        return await self._cache.fetch(key)
+
+    async def put(self, key: str, record: bytes, file_digest: str, picture_digest: str) -> bool:
+        """Stores a record, and that this file holds this picture; whether the cache took it."""
+        return await self._cache.put(key, record, alias=alias_key(file_digest), digest=picture_digest)
+
+    async def add_alias(self, file_digest: str, picture_digest: str) -> None:
+        """Notes that another file holds a known picture."""
+        await self._cache.add_alias(alias_key(file_digest), picture_digest)
+
+    @asynccontextmanager
+    async def lease(self, key: str) -> AsyncIterator[bool]:
+        """Whether this engine is the one to encode ``key``; the lease ends with the block."""
+        mine = await self._cache.claim(key, self._owner)
+        try:
+            yield mine
+        finally:
+            if mine:
+                await self._cache.release(key, self._owner)
+
+    async def wait(self, key: str) -> VisionItem | None:
+        """Waits for the encoder that holds the lease; None when it did not deliver."""
+        header = await self._cache.wait_for(key, WAIT_SECONDS)
+        return None if header is None else _item(key, header)
+
+
+def _item(key: str, header: RecordHeader) -> VisionItem:
+    return VisionItem(key, Grid(*header.grid), header.merge, header.tokens, cached=True)
