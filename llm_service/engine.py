@@ -54,10 +54,15 @@ class LanguageEngine:
             return AsyncLLM.from_engine_args(args, stat_loggers=[self._stats.factory])
 
     async def stop(self) -> None:
-        """Ends the engine's processes; safe to call again."""
+        """Ends the engine's processes and the answers still running; safe to call again."""
         llm, self._llm = self._llm, None
-        if llm is not None:
-            await asyncio.to_thread(llm.shutdown)
+        if llm is None:
+            return
+        llm.output_processor.propagate_error(EngineDeadError())
+        if llm.output_handler is not None:
+            # it would report the end of the processes as a crash
+            llm.output_handler.cancel()
+        await asyncio.to_thread(llm.shutdown)
 
     @property
     def max_model_len(self) -> int:

@@ -29,7 +29,7 @@ from llm_service.vllm_plugin.prefetch import Lost, Need, Prefetcher
 from llm_service.vllm_plugin.processing import EMBEDDING, GRID
 from shared.cache import EmbeddingCache
 from shared.config import CacheSettings
-from shared.records import RecordError, decode_record
+from shared.records import decode_record
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -139,18 +139,19 @@ class RedisECConnector(ECConnectorBase):
         return Need(feature.identifier, tokens, (height, width), tokens * self._width * self._dtype.itemsize)
 
     def _fetch(self, need: Need) -> torch.Tensor | None:
-        """Runs in a prefetch thread."""
+        """Runs in a prefetch thread. What the cache gives has passed its own checks; it must also be what is needed."""
         assert self._cache is not None
         record = self._cache.fetch(need.key)
         if record is None:
             return None
-        try:
-            _, tensor = decode_record(record, need.key)
-        except RecordError as error:
-            logger.warning("record %s cannot be used: %s", need.key, error)
-            return None
-        if tuple(tensor.shape) != (need.tokens, self._width):
-            logger.warning("record %s is %s, not [%d, %d]", need.key, list(tensor.shape), need.tokens, self._width)
+        header, tensor = decode_record(record, need.key, verify=False)
+        grid = (header.grid.height // header.merge, header.grid.width // header.merge)
+        if (header.tokens, header.width, grid) != (need.tokens, self._width, need.grid):
+            logger.warning(
+                "record %s holds [%d, %d] over %s where the prompt needs [%d, %d] over %s; deleted",
+                *(need.key, header.tokens, header.width, grid, need.tokens, self._width, need.grid),
+            )
+            self._cache.delete([need.key])
             return None
         return tensor
 
@@ -176,6 +177,7 @@ class RedisECConnector(ECConnectorBase):
         """Ends the prefetch threads."""
         if self._cache is not None:
             self._prefetcher.close()
+            self._cache.close()
 
 
 def _inline(feature: MultiModalFeatureSpec) -> bool:

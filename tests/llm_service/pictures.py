@@ -42,7 +42,7 @@ class Embedded(NamedTuple):
     @property
     def record(self) -> bytes:
         """As it lies in the cache."""
-        return bytes(encode_record(self.key, self.rows, self.grid))
+        return encode_record(self.key, self.rows, self.grid, 2)
 
     def item(self, *, inline: bool = False) -> VisionItem:
         """What the ingress hands to the engine."""

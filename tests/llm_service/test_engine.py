@@ -158,7 +158,7 @@ def test_a_missing_entry_is_lost(desk: Desk) -> None:
     assert tokens(again) == tokens(desk.ask(desk.embed(SQUARE, WIDE)))
 
 
-@pytest.mark.parametrize("fault", ["cut", "flipped", "foreign", "empty", "pickle", "rows"])
+@pytest.mark.parametrize("fault", ["cut", "flipped", "foreign", "empty", "pickle", "rows", "grid", "width"])
 def test_a_damaged_entry_is_lost(desk: Desk, flat: Path, fault: str) -> None:
     """R8, R10."""
     (image,) = desk.embed(SQUARE)
@@ -169,11 +169,14 @@ def test_a_damaged_entry_is_lost(desk: Desk, flat: Path, fault: str) -> None:
         "foreign": embed(flat, SQUARE, "somebody else").record,
         "empty": b"",
         "pickle": b"cos\nsystem\n(S'touch /tmp/lookonce-pwned'\ntR.",
-        "rows": image._replace(rows=image.rows[:-1], grid=Grid(2, 10)).record,
+        "rows": image._replace(rows=image.rows[:4], grid=Grid(4, 4)).record,
+        "grid": image._replace(grid=Grid(2, 18)).record,
+        "width": image._replace(rows=image.rows[:, :32]).record,
     }
     desk.client.set(image.key, wrong[fault])
     with pytest.raises(EmbeddingLost):
         desk.ask([image])
+    assert fault == "empty" or not desk.client.exists(image.key), "deleted"
     assert not Path("/tmp/lookonce-pwned").exists()
 
 
