@@ -33,7 +33,15 @@ class Embedding:
 
 
 @dataclass
-class _Entry:
+class Entry:
+    """What the waiting room keeps for an image.
+
+    Attributes:
+        patches: the image.
+        done: its result.
+        arrived: when it came, by ``time.perf_counter``.
+    """
+
     patches: Patches
     done: asyncio.Future[Embedding]
     arrived: float
@@ -43,6 +51,7 @@ class Batcher:
     """Packs submitted images into batches and runs them one after another.
 
     Args:
+        model: its name, for metrics.
         tower: what to run.
         device: the thread to run it in.
         room: order and size of batches.
@@ -51,8 +60,15 @@ class Batcher:
     """
 
     def __init__(
-        self, tower: Tower, device: DeviceThread, room: WaitingRoom[_Entry], wait: float, stats: EncoderStats
+        self,
+        model: str,
+        tower: Tower,
+        device: DeviceThread,
+        room: WaitingRoom[Entry],
+        wait: float,
+        stats: EncoderStats,
     ) -> None:
+        self._model = model
         self._tower = tower
         self._device = device
         self._room = room
@@ -67,7 +83,7 @@ class Batcher:
         Raises:
             LookonceError: the forward failed.
         """
-        entry = _Entry(patches, asyncio.get_running_loop().create_future(), time.perf_counter())
+        entry = Entry(patches, asyncio.get_running_loop().create_future(), time.perf_counter())
         self._room.add(key, patches.grid.patches, priority, entry)
         self._arrival.set()
         try:
@@ -106,7 +122,7 @@ class Batcher:
             except TimeoutError:
                 return
 
-    async def _forward(self, batch: list[Waiting[_Entry]]) -> None:
+    async def _forward(self, batch: list[Waiting[Entry]]) -> None:
         entries = [waiting.payload for waiting in batch]
         begin = time.perf_counter()
         try:
@@ -125,16 +141,12 @@ class Batcher:
             if not entry.done.done():
                 entry.done.set_result(Embedding(values, waited, result.seconds))
 
-    def _count(self, batch: list[Waiting[_Entry]], result: Embedded) -> None:
+    def _count(self, batch: list[Waiting[Entry]], result: Embedded) -> None:
         patches = sum(waiting.patches for waiting in batch)
         self._room.note_speed(patches, result.seconds)
-        self._stats.forwards += 1
-        self._stats.images += len(batch)
-        self._stats.patches += patches
-        self._stats.padding_patches += result.padding
-        self._stats.encode_seconds += result.seconds
+        self._stats.count_forward(self._model, len(batch), patches, result.padding, result.seconds)
 
-    async def _after_failure(self, batch: list[Waiting[_Entry]], error: Exception) -> None:
+    async def _after_failure(self, batch: list[Waiting[Entry]], error: Exception) -> None:
         """One image's failure is not its neighbours': a failed batch is run again one by one."""
         if len(batch) > 1:
             logger.warning("a forward over %d images failed, running them one by one: %s", len(batch), error)
@@ -147,6 +159,6 @@ class Batcher:
         _fail(batch[0].payload, LookonceError("the encoder failed on this image; its log has the details"))
 
 
-def _fail(entry: _Entry, error: LookonceError) -> None:
+def _fail(entry: Entry, error: LookonceError) -> None:
     if not entry.done.done():
         entry.done.set_exception(error)

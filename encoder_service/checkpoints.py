@@ -105,7 +105,7 @@ def tower_fingerprint(tower: Tower, description: str, dtype: str) -> str:
     hasher.update(f"lookonce tower {NUMERICS_VERSION}\n{description}\n{dtype}\n".encode())
     for name, tensor in sorted(tower.state_dict().items()):
         hasher.update(f"{name} {tuple(tensor.shape)}\n".encode())
-        hasher.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        hasher.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return hasher.hexdigest()
 
 

@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
-from encoder_service.batcher import Batcher
+from encoder_service.batcher import Batcher, Entry
 from encoder_service.batching import Priority, WaitingRoom
 from encoder_service.checkpoints import LoadedEncoder, load_encoder
 from encoder_service.device import DeviceThread, use_torch_threads
@@ -61,7 +60,7 @@ class EncoderEngine:
         self._cache = cache
         self._progress = progress
         self._stats = EncoderStats()
-        self._room: WaitingRoom[Any] = WaitingRoom(settings.max_queue, settings.max_batch_patches)
+        self._room: WaitingRoom[Entry] = WaitingRoom(settings.max_queue, settings.max_batch_patches)
         self._device = DeviceThread(settings.threads)
         self._pool = ThreadPoolExecutor(
             settings.preprocess_threads, thread_name_prefix="host", initializer=use_torch_threads, initargs=(1,)
@@ -87,7 +86,9 @@ class EncoderEngine:
         pipeline = Pipeline(
             Namespace(self._model.name, loaded.fingerprints.tower, loaded.fingerprints.preprocess),
             PictureReader(self._images, loaded.preprocess, dtype, self._pool),
-            Batcher(loaded.tower, self._device, self._room, settings.batch_wait_ms / 1000, self._stats),
+            Batcher(
+                self._model.name, loaded.tower, self._device, self._room, settings.batch_wait_ms / 1000, self._stats
+            ),
             self._room,
             Store(self._cache, loaded.tower.merge),
             self._stats,
@@ -103,7 +104,7 @@ class EncoderEngine:
         if running is not None:
             await running.pipeline.stop()
         self._device.stop()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False)
 
     async def encode(
         self,

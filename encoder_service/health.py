@@ -56,7 +56,7 @@ class HealthProbe:
         (values,) = embed(self._tower, [self._patches]).embeddings
         if not torch.isfinite(values).all():
             raise LookonceError("the encoder gives values that are not finite for its built-in picture")
-        return blake3(values.contiguous().flatten().view(torch.uint8).numpy()).hexdigest()
+        return blake3(values.contiguous().view(torch.uint8).numpy().data).hexdigest()
 
 
 def built_in_picture() -> torch.Tensor:

@@ -17,6 +17,7 @@ from encoder_service.device import Patches
 from encoder_service.preprocess.base import Preprocess
 from shared import images
 from shared.config import ImageSettings
+from shared.errors import Unavailable
 
 Result = TypeVar("Result")
 
@@ -110,8 +111,16 @@ class PictureReader:
         return await self.in_pool(work)
 
     async def in_pool(self, work: Callable[[], Result]) -> Result:
-        """Runs ``work`` on a host thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        """Runs ``work`` on a host thread.
+
+        Raises:
+            Unavailable: the pool has been shut down.
+        """
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except RuntimeError as error:
+            raise Unavailable("the encoder is stopping; try again") from error
+        return await running
 
     def _decode(self, data: bytes, salt: str | None, timings: dict[str, float]) -> tuple[np.ndarray, str]:
         begin = time.perf_counter()

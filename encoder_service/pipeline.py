@@ -6,13 +6,13 @@ import dataclasses
 import time
 from dataclasses import dataclass, field
 
-from encoder_service.batcher import Batcher
+from encoder_service.batcher import Batcher, Entry
 from encoder_service.batching import Priority, WaitingRoom
 from encoder_service.flights import FollowedFailure, SingleFlight
 from encoder_service.pictures import Picture, PictureReader
 from encoder_service.stats import EncoderStats
 from encoder_service.store import Store
-from shared.errors import LookonceError, RequestError
+from shared.errors import LookonceError, RequestError, Unavailable
 from shared.items import VisionItem
 from shared.keys import Namespace, bytes_digest
 from shared.records import RecordError, encode_record
@@ -83,7 +83,7 @@ class Pipeline:
         namespace: Namespace,
         reader: PictureReader,
         batcher: Batcher,
-        room: WaitingRoom,
+        room: WaitingRoom[Entry],
         store: Store,
         stats: EncoderStats,
     ) -> None:
@@ -96,10 +96,13 @@ class Pipeline:
         self._files: SingleFlight[Outcome] = SingleFlight()
         self._pictures: SingleFlight[Outcome] = SingleFlight()
         self._urgent: set[str] = set()
+        self._stopped = False
 
     async def run(self, data: bytes, salt: str | None, priority: Priority, *, fresh: bool) -> Outcome:
         """One run for all callers with the same bytes; a caller that only joined a run that failed starts one more."""
         digest = await self.reader.in_pool(lambda: bytes_digest(data, salt))
+        if self._stopped:
+            raise Unavailable("the encoder is stopping; try again")
         try:
             return await self._run_shared(Job(data, digest, salt, priority, fresh))
         except FollowedFailure as failure:
@@ -112,6 +115,7 @@ class Pipeline:
 
     async def stop(self) -> None:
         """Cancels everything; callers get :class:`Unavailable`."""
+        self._stopped = True
         await self._files.cancel_all()
         await self._pictures.cancel_all()
         await self.batcher.stop()

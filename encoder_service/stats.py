@@ -1,8 +1,10 @@
-"""Plain counters of one encoder engine."""
+"""Counters of one encoder engine, plain ones and Prometheus's."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from shared import metrics
 
 
 @dataclass
@@ -40,3 +42,14 @@ class EncoderStats:
     cancelled: int = 0
     failures: int = 0
     not_finite: int = 0
+
+    def count_forward(self, model: str, images: int, patches: int, padding: int, seconds: float) -> None:
+        """One run of the tower."""
+        self.forwards += 1
+        self.images += images
+        self.patches += patches
+        self.padding_patches += padding
+        self.encode_seconds += seconds
+        metrics.FORWARDS.labels(model).inc()
+        metrics.ENCODED_IMAGES.labels(model).inc(images)
+        metrics.ENCODED_PATCHES.labels(model).inc(patches)
