@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 from vllm.exceptions import VLLMClientError
@@ -20,6 +20,7 @@ from llm_service.messages import Chunk
 from llm_service.prompts import Prompt
 from llm_service.sampling import SamplingOptions
 from llm_service.vllm_plugin import register
+from llm_service.vllm_plugin.loader import check_language_tensors
 from shared.config import CacheSettings, ModelSettings
 from shared.errors import ContextTooLong, EmbeddingLost, RequestError, Unavailable
 from shared.items import VisionItem
@@ -44,14 +45,23 @@ class LanguageEngine:
         self._stats = StatsRecorder()
 
     async def start(self) -> None:
-        """Loads the model; takes seconds to minutes."""
+        """Loads the model; takes seconds to minutes.
+
+        Raises:
+            CheckpointError: the checkpoint cannot be used; names the file.
+            Unavailable: vLLM did not start; its log says why.
+        """
         register()
         self._llm = await asyncio.to_thread(self._build)
 
     def _build(self) -> AsyncLLM:
+        check_language_tensors(self._model.checkpoint)
         with engine_environment(self._model):
             args = engine_args(self._model, self._cache, self._cache_url)
-            return AsyncLLM.from_engine_args(args, stat_loggers=[self._stats.factory])
+            try:
+                return AsyncLLM.from_engine_args(args, stat_loggers=[self._stats.factory])
+            except RuntimeError as error:  # what vLLM raises when a child process fails
+                raise Unavailable(f"the language engine of {self._model.name} did not start: {error}") from error
 
     async def stop(self) -> None:
         """Ends the engine's processes and the answers still running; safe to call again."""
@@ -71,7 +81,7 @@ class LanguageEngine:
 
     async def generate(
         self, request_id: str, prompt: Prompt, items: Sequence[VisionItem], sampling: SamplingOptions
-    ) -> AsyncIterator[Chunk]:
+    ) -> AsyncGenerator[Chunk, None]:
         """Streams the answers. Closing the iterator aborts them.
 
         Args:

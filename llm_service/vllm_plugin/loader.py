@@ -8,8 +8,10 @@ full. This one decides tensor by tensor, before it reads. It takes safetensors o
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,9 +29,20 @@ class TowerFreeLoader(DefaultModelLoader):
     def _get_weights_iterator(
         self, source: DefaultModelLoader.Source
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
+        self.counter_before_loading_weights = time.perf_counter()
         folder = Path(source.model_or_path)
         skip = family_of(read_config(folder)).tower_prefixes
         yield from language_tensors(folder, skip)
+
+
+def check_language_tensors(folder: Path) -> None:
+    """Opens the files and looks for every tensor that will be read, without reading one.
+
+    Raises:
+        CheckpointError: as for :func:`language_tensors`, but before an engine process is started.
+    """
+    for _ in _listed(folder, family_of(read_config(folder)).tower_prefixes):
+        pass
 
 
 def language_tensors(folder: Path, skip: tuple[str, ...]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -38,16 +51,22 @@ def language_tensors(folder: Path, skip: tuple[str, ...]) -> Iterator[tuple[str,
     Raises:
         CheckpointError: no safetensors file, a damaged one, or a tensor that the index promises and no file holds.
     """
+    for file, name in _listed(folder, skip):
+        yield name, file.get_tensor(name)
+
+
+def _listed(folder: Path, skip: tuple[str, ...]) -> Iterator[tuple[Any, str]]:
+    """Open file and name of every tensor to read."""
     for path, names in sorted(_wanted(folder, skip).items()):
         try:
             with safe_open(path, framework="pt") as file:
-                held = file.keys()
-                for name in held if names is None else names:
+                held = set(file.keys())
+                for name in sorted(held) if names is None else names:
                     if name.startswith(skip):
                         continue
                     if name not in held:
                         raise CheckpointError(f"{folder / INDEX} says that {path.name} holds {name}, which it does not")
-                    yield name, file.get_tensor(name)
+                    yield file, name
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"cannot read {path}: {error}") from error
 

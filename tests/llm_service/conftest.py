@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import threading
 import time
@@ -25,11 +26,23 @@ if TYPE_CHECKING:
     from llm_service.engine import LanguageEngine
 
 T = TypeVar("T")
+#: what the code that comes with the flat checkpoint would leave behind
+MARKER = "code-was-run"
 
 
 @pytest.fixture(scope="session")
 def flat(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_isaac(tmp_path_factory.mktemp("isaac") / "flat")
+    """Sharded, flat text configuration; and, as published ones do, it asks to run code that it brings along."""
+    checkpoint = write_isaac(tmp_path_factory.mktemp("isaac") / "flat")
+    (checkpoint / "evil.py").write_text(f"open({str(checkpoint / MARKER)!r}, 'w')\nclass Evil: ...\n")
+    for file, names in (
+        ("config.json", ("AutoConfig", "AutoModelForCausalLM", "AutoProcessor")),
+        ("tokenizer_config.json", ("AutoTokenizer", "AutoProcessor")),
+    ):
+        tree = json.loads((checkpoint / file).read_text())
+        tree["auto_map"] = {name: ["evil.Evil", None] if name == "AutoTokenizer" else "evil.Evil" for name in names}
+        (checkpoint / file).write_text(json.dumps(tree))
+    return checkpoint
 
 
 @pytest.fixture(scope="session")
@@ -60,12 +73,12 @@ class EngineThread:
 
     def __init__(self, engine: LanguageEngine) -> None:
         self.engine = engine
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float = 120) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout)
 
     async def collect(
         self, prompt: Prompt, items: Sequence[VisionItem] = (), request_id: str = "test", **sampling: Any
@@ -78,7 +91,7 @@ class EngineThread:
 
     def close(self) -> None:
         self.run(self.engine.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +20,7 @@ from llm_service.prompts import Placeholder, Prompt, PromptBuilder
 from llm_service.sampling import SamplingOptions
 from shared.errors import ContextTooLong, EmbeddingLost, RequestError, Unavailable
 from shared.sizing import Grid
-from tests.llm_service.conftest import EngineThread
+from tests.llm_service.conftest import MARKER, EngineThread
 from tests.llm_service.pictures import Embedded, Picture, embed
 
 SQUARE, WIDE = Picture(1, 96, 96), Picture(2, 200, 60)
@@ -342,6 +344,34 @@ def test_no_vision_parameter_is_held(desk: Desk) -> None:
     assert any("embed_tokens" in name for name in names)
     assert all(name.startswith("language_model.") for name in names)
     assert not any("vision" in name for name in names)
+
+
+def test_a_checkpoint_that_brings_code_runs_none(desk: Desk, flat: Path) -> None:
+    """CVE-2025-66448 and its kind: ``auto_map`` in config.json and tokenizer_config.json."""
+    assert "evil.Evil" in (flat / "config.json").read_text()
+    assert not (flat / MARKER).exists()
+
+
+def test_text_goes_on_while_redis_hangs(desk: Desk, engine: EngineThread) -> None:
+    """The step loop never waits for Redis; a request that needs it is lost within the cache's deadline."""
+    (image,) = desk.embed(SQUARE)
+    server = int(desk.client.info()["process_id"])  # type: ignore[index, arg-type]
+    os.kill(server, signal.SIGSTOP)
+    try:
+        begin = time.monotonic()
+        waiting = asyncio.run_coroutine_threadsafe(engine.collect(desk.prompt([image]), [image.item()]), engine.loop)
+        durations = []
+        while not waiting.done():
+            start = time.monotonic()
+            engine.ask(desk.prompt([]), max_tokens=2)
+            durations.append(time.monotonic() - start)
+        with pytest.raises(EmbeddingLost):
+            waiting.result()
+        assert time.monotonic() - begin < 5
+        assert len(durations) > 3
+        assert max(durations) < 1
+    finally:
+        os.kill(server, signal.SIGCONT)
 
 
 def test_health(desk: Desk) -> None:

@@ -159,6 +159,13 @@ def test_text_and_images_in_one_batch(results: Results, monolith: dict[str, Any]
     check(results["mixed batch"], monolith)
 
 
+@pytest.mark.parametrize("name", ["two adjacent", "three", "four", "eight"])
+def test_images_of_different_sizes(results: Results, monolith: dict[str, Any], name: str) -> None:
+    """M5: each has its own grid; "eight" holds grids from 2×2 to 8×8 tokens."""
+    for run in ("redis", "inline", "mixed batch"):
+        check([{name: results[run][0][name]}], monolith)
+
+
 @pytest.mark.parametrize("size", [16, 32, 48])
 def test_chunk_edges_inside_images(results: Results, monolith: dict[str, Any], size: int) -> None:
     """M4: chunks smaller than an image, than its neighbours, and at several offsets within."""

@@ -18,7 +18,7 @@ from safetensors import safe_open
 
 from llm_service.vllm_plugin import LOAD_FORMAT, architecture, register
 from llm_service.vllm_plugin import loader as loader_module
-from llm_service.vllm_plugin.loader import TowerFreeLoader, language_tensors
+from llm_service.vllm_plugin.loader import TowerFreeLoader, check_language_tensors, language_tensors
 from llm_service.vllm_plugin.overrides import tower_free
 from shared.errors import CheckpointError
 from shared.families import ISAAC, context_length, family_of, read_config, size_rule
@@ -117,6 +117,14 @@ def test_damaged_checkpoints_name_the_file(tmp_path: Path, fault: str) -> None:
     index.write_text(json.dumps(tree))
     with pytest.raises(CheckpointError, match="safetensors"):
         list(language_tensors(tmp_path, TOWER))
+    with pytest.raises(CheckpointError, match="safetensors"):
+        check_language_tensors(tmp_path)
+
+
+def test_checking_reads_nothing(flat: Path, reads: dict[str, list[str]]) -> None:
+    check_language_tensors(flat)
+    assert reads
+    assert not any(reads.values())
 
 
 def test_open_mrope_sections_are_filled_in() -> None:

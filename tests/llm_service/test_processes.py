@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import redis
 import torch
 
 from shared.config import CacheSettings, LanguageSettings, ModelSettings
+from shared.errors import Unavailable
 from tests.llm_service.conftest import EngineThread
 from tests.llm_service.pictures import Picture, embed
 from tests.llm_service.test_engine import Desk, tokens
@@ -27,6 +29,7 @@ import asyncio, sys
 from pathlib import Path
 from llm_service.engine import LanguageEngine
 from shared.config import CacheSettings, LanguageSettings, ModelSettings
+from shared.errors import Unavailable
 
 async def main():
     model = ModelSettings(name="x", checkpoint=Path(sys.argv[1]), language=LanguageSettings(max_model_len=256))
@@ -82,6 +85,7 @@ def test_scheduler_and_worker_in_different_processes(
 
     ours = module.engine_args
     monkeypatch.setattr(module, "engine_args", lambda *args: replace(ours(*args), distributed_executor_backend="mp"))
+    before = descendants(os.getpid())
     model = ModelSettings(name="x", checkpoint=flat, language=LanguageSettings(max_model_len=256))
     thread = EngineThread(module.LanguageEngine(model, CacheSettings(), redis_url))
     try:
@@ -90,6 +94,15 @@ def test_scheduler_and_worker_in_different_processes(
         images = desk.embed(Picture(1, 96, 96), Picture(5, 256, 250))
         assert tokens(desk.ask(images)) == tokens(desk.ask(images, inline=True))
         desk.check_alive()
+        for pid in descendants(os.getpid()) - before:
+            if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+        with pytest.raises(Unavailable):
+            for _ in range(50):
+                desk.ask([])
+                time.sleep(0.1)
+        with pytest.raises(Unavailable):
+            thread.run(thread.engine.check_health())
     finally:
         thread.close()
 
