@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from shared.cache import AsyncEmbeddingCache
+from typing import TYPE_CHECKING
+
+from shared import log
+from shared.config import ModelSettings, Settings
+from shared.items import VisionItem
 from shared.keys import Namespace
 
 if TYPE_CHECKING:
     from encoder_service.engine import EncoderEngine
-
-from encoder_service.engine import EncoderEngine
-from shared import log
-from shared.config import ModelSettings, Settings
-from shared.items import VisionItem
 
 
 class EncoderReplica:
@@ -37,6 +36,8 @@ class EncoderReplica:
 
     async def reconfigure(self, _: object) -> None:
         """Called by Serve once before the replica counts as ready: loads the tower and warms it up."""
+        from encoder_service.engine import EncoderEngine  # the driver, which names this class, needs no torch
+
         from encoder_service.engine import EncoderEngine  # the driver, which names this class, needs no torch
         from shared.cache import AsyncEmbeddingCache
 

@@ -19,7 +19,7 @@ from shared.local_redis import LocalRedis
 
 from shared import metrics
 from shared.config import Settings
-from shared.errors import ConfigError
+from shared.errors import ConfigError, Unavailable
 
 Report = Callable[[str], None]
 
@@ -132,7 +132,25 @@ def _start_serve(stack: ExitStack, settings: Settings, cache_url: str, report: R
     stack.callback(serve.shutdown)
     names = ", ".join(model.name for model in settings.models)
     report(f"Loading {names}: towers into the encoder pool, language models into vLLM")
-    serve.run(build(settings, cache_url), name=APPLICATION, route_prefix="/")
+    try:
+        serve.run(build(settings, cache_url), name=APPLICATION, route_prefix="/")
+    except RuntimeError as error:
+        raise Unavailable(f"the service did not start: {_replica_error(APPLICATION)}") from error
+
+
+def _replica_error(application: str) -> str:
+    """What the first replica that could not start said last."""
+    from ray import serve
+
+    deployments = serve.status().applications[application].deployments
+    messages = [
+        line
+        for status in deployments.values()
+        if "Traceback" in status.message
+        for line in status.message.strip().splitlines()
+        if line.strip() and not line.startswith(" ")
+    ]
+    return messages[-1] if messages else "a replica failed; set log.level to debug to see its output"
 
 
 @contextmanager

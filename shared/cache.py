@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import redis
@@ -99,7 +99,8 @@ class AsyncEmbeddingCache:
         pool = redis.asyncio.BlockingConnectionPool.from_url(
             url, retry=AsyncRetry(NoBackoff(), 0), **client_options(settings)
         )
-        self._redis: redis.asyncio.Redis = redis.asyncio.Redis(connection_pool=pool)
+        # redis-py types replies as text or bytes; without decoding they are bytes
+        self._redis: Any = redis.asyncio.Redis(connection_pool=pool)
         self._limit = _Limit()
 
     async def close(self) -> None:
@@ -222,7 +223,7 @@ class AsyncEmbeddingCache:
             subscribed = await self._try("wait", lambda: _subscribe(subscription, channel), False)
             yield subscription if subscribed else None
         finally:
-            await subscription.aclose()  # type: ignore[no-untyped-call]
+            await subscription.aclose()
 
     async def _try(self, operation: str, work: Callable[[], Awaitable[Result]], otherwise: Result) -> Result:
         """Runs one operation within its deadline; a fault is counted and gives ``otherwise``."""
@@ -272,7 +273,7 @@ class EmbeddingCache:
     def __init__(self, settings: CacheSettings, url: str) -> None:
         self.guard = Guard()
         pool = redis.BlockingConnectionPool.from_url(url, retry=Retry(NoBackoff(), 0), **client_options(settings))
-        self._redis = redis.Redis(connection_pool=pool)
+        self._redis: Any = redis.Redis(connection_pool=pool)
 
     def close(self) -> None:
         """Closes all connections."""
@@ -281,10 +282,7 @@ class EmbeddingCache:
 
     def fetch(self, key: str) -> bytes | None:
         """A whole record, checked; a damaged one is deleted and a miss."""
-        record: bytes | None = None
-        with self._guarded("fetch") as allowed:
-            if allowed:
-                record = self._redis.get(key)  # type: ignore[assignment]
+        record = self._try("fetch", lambda: self._redis.get(key), None)
         try:
             checked = _checked_record(record, key)
         except RecordError as error:
@@ -297,35 +295,25 @@ class EmbeddingCache:
 
     def delete(self, keys: Iterable[str]) -> int:
         """Deletes entries; returns how many there were."""
-        names, deleted = list(keys), 0
-        with self._guarded("delete") as allowed:
-            if allowed and names:
-                deleted = int(self._redis.unlink(*names))  # type: ignore[arg-type]
-        return deleted
+        names = list(keys)
+        return int(self._try("delete", lambda: self._redis.unlink(*names), 0)) if names else 0
 
     def ping(self) -> bool:
         """Whether Redis answers."""
-        answered = False
-        with self._guarded("ping") as allowed:
-            answered = allowed and bool(self._redis.ping())
-        return answered
+        return bool(self._try("ping", lambda: self._redis.ping(), False))
 
     def info(self) -> dict[str, Any]:
         """Memory figures and policy, as Redis gives them; empty when it does not answer."""
-        found: dict[str, Any] = {}
-        with self._guarded("info") as allowed:
-            if allowed:
-                found = dict(self._redis.info("memory"))  # type: ignore[arg-type]
-        return found
+        return dict(self._try("info", lambda: self._redis.info("memory"), {}))
 
-    @contextmanager
-    def _guarded(self, operation: str) -> Iterator[bool]:
-        """Yields whether to try; swallows and counts faults."""
-        allowed = self.guard.allows()
-        if not allowed:
+    def _try(self, operation: str, work: Callable[[], Any], otherwise: Any) -> Any:
+        """Runs one operation; a fault is counted and gives ``otherwise``."""
+        if not self.guard.allows():
             self.guard.record(operation, "skipped")
+            return otherwise
         try:
-            yield allowed
+            return work()
         except FAULTS as error:
             self.guard.record(operation, "error")
             logger.warning("cache %s failed: %s", operation, type(error).__name__)
+            return otherwise

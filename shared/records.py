@@ -84,7 +84,7 @@ def encode_record(key: str, embedding: torch.Tensor, grid: Grid, merge: int) -> 
     if not bool(torch.isfinite(embedding).all()):
         raise RecordError("values", "the embedding holds NaN or infinity")
     tokens, width = embedding.shape
-    payload = memoryview(embedding.detach().contiguous().view(torch.uint8).numpy()).cast("B")
+    payload = embedding.detach().contiguous().view(torch.uint8).numpy().data.cast("B")
     header = RecordHeader(embedding.dtype, tokens, width, Grid(*grid), merge, len(payload))
     _check_shape(header)
     fields = _FIELDS.pack(
