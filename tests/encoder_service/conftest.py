@@ -1,21 +1,41 @@
-"""Small towers and checkpoints that several tests share."""
+"""Small towers, checkpoints, Redis servers and engines that several tests share."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from encoder_service.engine import EncoderEngine
 from encoder_service.towers.isaac import IsaacTower, IsaacTowerConfig
+from shared.cache import AsyncEmbeddingCache
+from shared.config import CacheSettings, EncoderSettings, ImageSettings, ModelSettings
+from shared.local_redis import LocalRedis
 from shared.sizing import Grid
 from tests.checkpoints import write_isaac
+from tests.encoder_service.kit import Make
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sharded checkpoint in the new, nested layout."""
     return write_isaac(tmp_path_factory.mktemp("isaac"), nested=True)
+
+
+@pytest.fixture
+def copy(checkpoint: Path, tmp_path: Path) -> Path:
+    """A sharded checkpoint to damage."""
+    return shutil.copytree(checkpoint, tmp_path / "copy")
+
+
+@pytest.fixture
+def single(tmp_path: Path) -> Path:
+    """The same in one file, old layout."""
+    return write_isaac(tmp_path / "single", nested=False, sharded=False)
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +57,31 @@ def random_patches(grid: Grid, patch_dim: int, seed: int = 0) -> torch.Tensor:
 def relative_error(ours: torch.Tensor, reference: torch.Tensor) -> float:
     """Norm of the difference over the norm of the reference."""
     return float((ours.double() - reference.double()).norm() / reference.double().norm())
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRedis]:
+    server = LocalRedis(tmp_path_factory.mktemp("redis") / "r", 128)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def make(checkpoint: Path, redis_server: LocalRedis) -> AsyncIterator[Make]:
+    """Starts engines and ends them with the test; keyword arguments go to the encoder's settings."""
+    ends: list[Callable[[], Any]] = []
+
+    async def engine(
+        *, url: str | None = None, lease: float = 30.0, timeout: float = 1.0, name: str = "m", **encoder: Any
+    ) -> EncoderEngine:
+        cache = AsyncEmbeddingCache(CacheSettings(timeout=timeout, lease=lease), url or redis_server.url)
+        model = ModelSettings(name=name, checkpoint=checkpoint, encoder=EncoderSettings(threads=1, **encoder))
+        made = EncoderEngine(model, ImageSettings(), cache)
+        await made.start()
+        ends.extend([cache.close, made.stop])
+        return made
+
+    yield engine
+    for end in reversed(ends):
+        await end()

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel, parallel_state
 from vllm.model_executor.models.isaac import IsaacForConditionalGeneration, IsaacVisionEmbedding
 from vllm.transformers_utils.configs.isaac import PixelShuffleSiglip2VisionConfig
 
 from shared.sizing import Grid
+from tests.encoder_service.damage import all_tensors
 
 
 @contextmanager
@@ -26,13 +26,6 @@ def vllm_context(folder: Path) -> Iterator[None]:
             init_distributed_environment(1, 0, f"file://{folder / 'rendezvous'}", 0, "gloo")
             initialize_model_parallel(1, 1)
         yield
-
-
-def all_tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
-    for file in sorted(checkpoint.glob("*.safetensors")):
-        tensors |= load_file(file)
-    return tensors
 
 
 def isaac_oracle(checkpoint: Path) -> IsaacVisionEmbedding:

@@ -15,7 +15,8 @@ from encoder_service.towers.isaac import IsaacTower
 from shared.sizing import Grid
 from tests.checkpoints import write_isaac
 from tests.encoder_service.conftest import random_patches, relative_error
-from tests.encoder_service.oracle import all_tensors, isaac_oracle, oracle_embeddings, vllm_context
+from tests.encoder_service.damage import all_tensors
+from tests.encoder_service.oracle import isaac_oracle, oracle_embeddings, vllm_context
 
 #: the extremes, squares, the learned table's own size (16x16), smaller and larger than it, odd ratios
 GRIDS = [
