@@ -6,7 +6,7 @@ What a decoded picture is, for every format:
 - turned upright by its EXIF orientation (once; XMP is not looked at);
 - composited over white where it is transparent;
 - 16-bit samples cut to their upper 8 bits, so that a ramp of 256 steps keeps 256 levels;
-- CMYK and YCCK turned to RGB as browsers do, inverted where Adobe's marker says so;
+- CMYK and YCCK JPEGs turned to RGB as Chrome and Firefox do: taken as inverted, with Adobe's marker or without;
 - colour profiles (ICC) ignored: the numbers are taken as sRGB.
 
 `DECODE_VERSION` names these rules in cache keys. Sizes are checked on the header, before memory is spent. Messages
@@ -56,6 +56,9 @@ if features.check("avif"):
 #: what is accepted, as messages name it
 FORMATS = tuple(_OPENERS)
 _ACCEPTED = f"Accepted formats: {', '.join(FORMATS)}"
+
+#: pixels converted at a time
+_BAND_PIXELS = 1 << 18
 
 _ORIENTATION = 0x0112
 _TILE_WIDTH, _TILE_LENGTH, _PHOTOMETRIC = 322, 323, 262
@@ -111,11 +114,13 @@ def decode(data: bytes, limits: ImageSettings) -> np.ndarray:
     form = _identify(data, limits)
     with _own_words(form):
         image, orientation = _open(data, form, limits, whole=True)
+        covered = image.tile[0].extents if form == "GIF" else None
         image.load()
-        upright = _to_rgb(image, form, data)
-        if orientation > 1:
-            upright = upright.transpose(_UPRIGHT[orientation])
-        return np.array(upright)
+        convert = _converter(image, form, data)
+        pixels = _assemble(image, convert, orientation)
+        if covered is not None:
+            _whiten_outside(pixels, covered)
+        return pixels
 
 
 def _identify(data: bytes, limits: ImageSettings) -> str:
@@ -200,25 +205,56 @@ def _orientation(exif: object) -> int:
     return value if isinstance(value, int) and value in _UPRIGHT else 1
 
 
-def _to_rgb(image: Image.Image, form: str, data: bytes) -> Image.Image:
-    """Eight-bit RGB over white."""
-    mode = image.mode
+def _assemble(image: Image.Image, convert: Callable[[Image.Image], Image.Image], orientation: int) -> np.ndarray:
+    """Converts a picture in bands of rows that stay in the processor's cache, each turned on its way to its place."""
+    width, height = image.size
+    across = orientation >= 5
+    pixels = np.empty((width, height, 3) if across else (height, width, 3), np.uint8)
+    backwards = orientation in (3, 4, 6, 7)
+    rows = max(1, _BAND_PIXELS // width)
+    for top in range(0, height, rows):
+        bottom = min(height, top + rows)
+        band = convert(image.crop((0, top, width, bottom)))
+        if orientation > 1:
+            band = band.transpose(_UPRIGHT[orientation])
+        place = slice(height - bottom, height - top) if backwards else slice(top, bottom)
+        if across:
+            pixels[:, place] = np.asarray(band)
+        else:
+            pixels[place] = np.asarray(band)
+    return pixels
+
+
+def _whiten_outside(pixels: np.ndarray, box: tuple[int, int, int, int]) -> None:
+    """The first frame of a GIF may leave parts of the canvas open; nothing is there."""
+    left, top, right, bottom = box
+    pixels[:top] = 255
+    pixels[bottom:] = 255
+    pixels[:, :left] = 255
+    pixels[:, right:] = 255
+
+
+def _converter(image: ImageFile.ImageFile, form: str, data: bytes) -> Callable[[Image.Image], Image.Image]:
+    """What turns parts of a decoded picture into 8-bit RGB over white."""
+    mode, key = image.mode, image.info.get("transparency")
     if mode.startswith("I;16"):
-        return _from_16_bit(image)
+        inverted = isinstance(image, TiffImagePlugin.TiffImageFile) and image.tag_v2.get(_PHOTOMETRIC) == 0
+        return lambda band: _from_16_bit(band, inverted, key)
     if mode in ("I", "F"):
         raise BadImage(
             f"the {form} image holds {'32-bit integers' if mode == 'I' else 'floating-point numbers'} "
             f"(mode {mode}), for which white is not defined. Convert it to 8 or 16 bits a sample"
         )
-    if "A" in mode or "a" in mode:
-        return _over_white(image)
-    key = image.info.get("transparency")
-    if key is not None:
+    if mode in ("RGBA", "LA", "RGBa", "La", "PA"):
+        return _over_white
+    if key is not None and mode in ("RGB", "L", "1", "P"):
         if form == "PNG" and mode != "P":
             image.info["transparency"] = _scaled_key(key, data[24])
-        return _over_white(image.convert("RGBA"))
-    if mode in ("RGB", "L", "1", "P", "CMYK", "YCbCr"):
-        return image.convert("RGB")
+        return lambda band: _over_white(band.convert("RGBA"))
+    if mode == "RGB":
+        return lambda band: band
+    if mode in ("L", "1", "P", "CMYK", "YCbCr"):
+        return lambda band: band.convert("RGB")
     raise BadImage(f"the {form} image has colours of mode {mode}, which is not supported. Convert it to RGB")
 
 
@@ -232,13 +268,12 @@ def _over_white(image: Image.Image) -> Image.Image:
     return white
 
 
-def _from_16_bit(image: Image.Image) -> Image.Image:
+def _from_16_bit(image: Image.Image, inverted: bool, key: object) -> Image.Image:
     """Upper bytes of 16-bit grey; a transparent grey becomes white."""
     samples = np.asarray(image)
     grey = (samples >> 8).astype(np.uint8)
-    if isinstance(image, TiffImagePlugin.TiffImageFile) and image.tag_v2.get(_PHOTOMETRIC) == 0:
+    if inverted:
         grey = 255 - grey
-    key = image.info.get("transparency")
     if isinstance(key, int):
         grey[samples == key] = 255
     return Image.fromarray(grey).convert("RGB")
