@@ -93,6 +93,15 @@ class Batcher:
             self._room.discard(key)
             raise
 
+    def check(self) -> None:
+        """Makes sure that the loop runs.
+
+        Raises:
+            LookonceError: it has ended by a fault; the log has it.
+        """
+        if self._loop_task.done():
+            raise LookonceError("the encoder's batching loop has ended")
+
     async def stop(self) -> None:
         """Ends the loop; images that still wait fail with :class:`Unavailable`."""
         self._loop_task.cancel()
@@ -125,15 +134,16 @@ class Batcher:
     async def _forward(self, batch: list[Waiting[Entry]]) -> None:
         entries = [waiting.payload for waiting in batch]
         begin = time.perf_counter()
+        work = self._device.run(lambda: embed(self._tower, [entry.patches for entry in entries]))
         try:
-            result = await self._device.run(lambda: embed(self._tower, [entry.patches for entry in entries]))
-        except (RuntimeError, ValueError) as error:  # torch's own, out of memory among them; and GridError
-            await self._after_failure(batch, error)
-            return
+            (result,) = await asyncio.gather(work, return_exceptions=True)
         except asyncio.CancelledError:
             for entry in entries:
                 _fail(entry, Unavailable("the encoder is stopping; try again"))
             raise
+        if isinstance(result, BaseException):
+            await self._after_failure(batch, result)
+            return
         self._count(batch, result)
         for entry, values in zip(entries, result.embeddings, strict=True):
             waited = begin - entry.arrived
@@ -146,7 +156,7 @@ class Batcher:
         self._room.note_speed(patches, result.seconds)
         self._stats.count_forward(self._model, len(batch), patches, result.padding, result.seconds)
 
-    async def _after_failure(self, batch: list[Waiting[Entry]], error: Exception) -> None:
+    async def _after_failure(self, batch: list[Waiting[Entry]], error: BaseException) -> None:
         """One image's failure is not its neighbours': a failed batch is run again one by one."""
         if len(batch) > 1:
             logger.warning("a forward over %d images failed, running them one by one: %s", len(batch), error)

@@ -149,7 +149,9 @@ class EncoderEngine:
         Raises:
             LookonceError: other bits, a device that hangs, or an engine that does not run.
         """
-        await self._require().health.check()
+        running = self._require()
+        running.pipeline.batcher.check()
+        await running.health.check()
 
     def stats(self) -> dict[str, float]:
         """Plain counters, and what is in work now."""

@@ -11,13 +11,13 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from shared.keys import image_digest
 
 from encoder_service.device import Patches
 from encoder_service.preprocess.base import Preprocess
 from shared import images
 from shared.config import ImageSettings
 from shared.errors import Unavailable
+from shared.keys import image_digest
 
 Result = TypeVar("Result")
 

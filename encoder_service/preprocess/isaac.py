@@ -26,9 +26,12 @@ class IsaacPreprocess(Preprocess):
         side = self.rule.patch_size
         size = (grid.height * side, grid.width * side)
         # The reference resizes 8-bit values and rounds before it normalises; so do we, for equal patches.
-        resized = F.interpolate(pixels.permute(2, 0, 1).unsqueeze(0), size=size, mode="bilinear", align_corners=False)
-        cut = resized.view(3, grid.height, side, grid.width, side).permute(1, 3, 2, 4, 0)
-        return cut.reshape(grid.patches, -1).float().mul_(2 / 255).sub_(1), grid
+        # Channels stay last all the way: the kernel for that layout is faster, and a row of a patch is one copy.
+        channels_last = pixels.unsqueeze(0).permute(0, 3, 1, 2)
+        resized = F.interpolate(channels_last, size=size, mode="bilinear", align_corners=False)
+        rows = resized[0].permute(1, 2, 0).reshape(grid.height, side, grid.width, side * 3).transpose(1, 2)
+        patches = torch.empty(rows.shape).copy_(rows).view(grid.patches, -1)
+        return patches.mul_(2 / 255).sub_(1), grid
 
     def fingerprint(self) -> str:
         """See :meth:`Preprocess.fingerprint`."""

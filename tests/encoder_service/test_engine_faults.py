@@ -157,19 +157,24 @@ async def test_callers_that_joined_a_failed_run_try_once_more(make: Make, monkey
     await idle(engine)
 
 
-async def test_one_image_that_fails_does_not_take_its_batch_along(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("this grid does not work"), KeyError("bug"), MemoryError()])
+async def test_one_image_that_fails_does_not_take_its_batch_along(
+    make: Make, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     engine = await make(batch_wait_ms=300.0)
     pictures = [pixels(30 + n, 16 + 16 * n, 16) for n in range(3)]
     bad = engine._running.loaded.preprocess.rule.grid(32, 16)
 
     def failing(tower: Any, images: list[Patches]) -> Any:
         if any(image.grid == bad for image in images):
-            raise RuntimeError("this grid does not work")
+            raise error
         return embed(tower, images)
 
     monkeypatch.setattr(batcher, "embed", failing)
     results = await asyncio.gather(*(engine.encode(file(p)) for p in pictures), return_exceptions=True)
     assert [isinstance(result, VisionItem) for result in results] == [True, False, True]
+    assert isinstance(results[1], LookonceError)
+    await engine.check_health()
 
 
 async def test_a_full_engine_answers_busy(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
