@@ -37,8 +37,6 @@ class EncoderReplica:
     async def reconfigure(self, _: object) -> None:
         """Called by Serve once before the replica counts as ready: loads the tower and warms it up."""
         from encoder_service.engine import EncoderEngine  # the driver, which names this class, needs no torch
-
-        from encoder_service.engine import EncoderEngine  # the driver, which names this class, needs no torch
         from shared.cache import AsyncEmbeddingCache
 
         if self._engine is None:

@@ -10,8 +10,6 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
-from shared.cache import AsyncEmbeddingCache
-from shared.fetch import ImageFetcher
 
 from encoder_service.deployment import EncoderReplica
 from llm_service.api.app import Services, create_app
@@ -21,8 +19,10 @@ from llm_service.api.vision import ImageResolver
 from llm_service.deployment import LanguageReplica
 from llm_service.prompts import PromptBuilder
 from shared import log
+from shared.cache import AsyncEmbeddingCache
 from shared.config import ModelSettings, PoolSettings, Settings
 from shared.families import context_length, size_rule
+from shared.fetch import ImageFetcher
 
 APPLICATION = "lookonce"
 INGRESS = "ingress"
@@ -53,8 +53,12 @@ def build(settings: Settings, cache_url: str) -> Application:
         encoder = _deployment(EncoderReplica, encoder_name(model), model.encoder)
         language = _deployment(LanguageReplica, language_name(model), model.language)
         pools += [encoder.bind(settings, model, cache_url), language.bind(settings, model, cache_url)]
+
+    def asgi() -> FastAPI:  # Serve wants a plain function here
+        return build_ingress(settings, cache_url)
+
     ingress = serve.deployment(
-        serve.ingress(partial(build_ingress, settings, cache_url))(),
+        serve.ingress(asgi)(),
         name=INGRESS,
         num_replicas=1,
         max_ongoing_requests=settings.http.max_concurrent + 16,  # room for health checks and metrics under full load

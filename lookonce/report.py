@@ -8,19 +8,19 @@ from rich.table import Table
 
 from lookonce.client import Answer
 
-#: stages in the order in which a request goes through them: (name in the report, column heading)
+#: steps in the order in which a request goes through them: (where it is timed, its name there, column heading)
 STAGES = (
-    ("fetch", "fetch"),
-    ("hash", "hash"),
-    ("lookup", "look up"),
-    ("decode", "decode"),
-    ("preprocess", "patches"),
-    ("queue", "queue"),
-    ("encode", "encode"),
-    ("put", "put"),
-    ("load", "cache get"),
-    ("prefill", "prefill"),
-    ("decode_tokens", "answer"),
+    ("image", "fetch", "fetch"),
+    ("image", "hash", "hash"),
+    ("image", "lookup", "look up"),
+    ("image", "decode", "decode"),
+    ("image", "preprocess", "patches"),
+    ("image", "queue", "queue"),
+    ("image", "encode", "encode"),
+    ("image", "put", "put"),
+    ("engine", "queue", "cache get"),  # the engine defers a request until its embeddings are here
+    ("engine", "prefill", "prefill"),
+    ("engine", "decode", "answer"),
 )
 
 
@@ -34,17 +34,19 @@ def answer_table(answers: Sequence[tuple[str, Answer]]) -> Table:
     table = Table(title="Milliseconds per step", caption="– : this step was not needed", show_lines=False)
     for heading in ("question", "answer", "embedding from"):
         table.add_column(heading, overflow="fold")
-    for _, heading in STAGES:
+    for _, _, heading in STAGES:
         table.add_column(heading, justify="right")
     for question, answer in answers:
         images = answer.report["images"]
         sources = ", ".join({"cache": "Redis", "encoder": "encoder"}[image["source"]] for image in images) or "–"
-        table.add_row(question, answer.text, sources, *(milliseconds(_stage(answer, name)) for name, _ in STAGES))
+        table.add_row(
+            question, answer.text, sources, *(milliseconds(_seconds(answer, where, name)) for where, name, _ in STAGES)
+        )
     return table
 
 
-def _stage(answer: Answer, name: str) -> float | None:
-    """Longest time among the images (they run side by side), or the engine's."""
-    times = [image["timings"][name] for image in answer.report["images"] if name in image["timings"]]
-    engine = answer.report["timings"].get(name)
-    return max(times) if times else engine
+def _seconds(answer: Answer, where: str, name: str) -> float | None:
+    """The engine's time, or the longest among the images, which go side by side."""
+    if where == "engine":
+        return answer.report["timings"].get(name)
+    return max((image["timings"][name] for image in answer.report["images"] if name in image["timings"]), default=None)

@@ -15,11 +15,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
-from shared.local_redis import LocalRedis
-
 from shared import metrics
 from shared.config import Settings
 from shared.errors import ConfigError, Unavailable
+from shared.local_redis import LocalRedis
 
 Report = Callable[[str], None]
 

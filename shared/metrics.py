@@ -22,7 +22,7 @@ REQUEST_SECONDS = Histogram(
 )
 STAGE_SECONDS = Histogram(
     "lookonce_stage_seconds",
-    "Time of one stage: fetch, hash, lookup, decode, preprocess, queue, encode, put, prefill, decode_tokens",
+    "Time of one stage: fetch, hash, lookup, decode, preprocess, queue, encode, put; engine_queue, engine_prefill, …",
     ["model", "stage"],
     buckets=STAGE_BUCKETS,
 )

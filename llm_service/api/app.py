@@ -235,7 +235,7 @@ def _observe(model: str, chat: PreparedChat, usage: EngineUsage) -> None:
         for stage, seconds in item.timings.items():
             metrics.STAGE_SECONDS.labels(model, stage).observe(seconds)
     for stage, seconds in usage.timings.items():
-        metrics.STAGE_SECONDS.labels(model, stage).observe(seconds)
+        metrics.STAGE_SECONDS.labels(model, f"engine_{stage}").observe(seconds)
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +39,8 @@ for output in llm.chat(prompts, params, chat_template_content_format="openai"):
     answer = output.outputs[0]
     logprobs = [step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids)]
     tokens = [step[token].decoded_token for step, token in zip(answer.logprobs, answer.token_ids)]
-    results.append({"text": answer.text, "tokens": tokens, "logprobs": logprobs, "prompt": len(output.prompt_token_ids)})
+    length = len(output.prompt_token_ids)
+    results.append({"text": answer.text, "tokens": tokens, "logprobs": logprobs, "prompt": length})
 json.dump(results, open(out, "w"))
 """
 
@@ -68,8 +70,6 @@ def test_the_service_answers_as_monolithic_vllm_does(client: OpenAI, tmp_path: P
     given.write_text(json.dumps(prompts))
     script.write_text(MONOLITH)
     environment = {"VLLM_PLUGINS": "", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    import os
-
     subprocess.run(
         [sys.executable, script, given, ROOT / "models" / "demo", out],
         check=True,
