@@ -7,7 +7,8 @@ connector or, when they travel in the request, over :meth:`TowerFreeModel.embed_
 # mypy: allow-subclassing-any
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import product
 from typing import Any, ClassVar
 
 import torch
@@ -62,6 +63,7 @@ class TowerFreeModel(nn.Module, SupportsMultiModal, SupportsLoRA, SupportsPP):
         if token != self.family.image_text:
             raise CheckpointError(f"vision_token is {token!r}; {self.family.name} has {self.family.image_text!r}")
         self.width = int(text.hidden_size)
+        self._quantized = vllm_config.quant_config is not None
         with self._mark_language_model(vllm_config):  # type: ignore[operator]
             self.language_model: Any = init_vllm_registered_model(
                 vllm_config=vllm_config,
@@ -112,9 +114,33 @@ class TowerFreeModel(nn.Module, SupportsMultiModal, SupportsLoRA, SupportsPP):
         return self.language_model.compute_logits(hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Loads language tensors; tower tensors, should a loader hand any over, are dropped unread."""
-        language = ((name, tensor) for name, tensor in weights if not name.startswith(self.family.tower_prefixes))
-        return AutoWeightsLoader(self).load_weights(language, mapper=self.hf_to_vllm_mapper)
+        """Loads language tensors; tower tensors, should a loader hand any over, are dropped unread.
+
+        Raises:
+            CheckpointError: tensors are missing.
+        """
+        seen: set[str] = set()
+
+        def language() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in weights:
+                if not name.startswith(self.family.tower_prefixes):
+                    seen.add(name)
+                    yield name, tensor
+
+        loaded = AutoWeightsLoader(self).load_weights(language(), mapper=self.hf_to_vllm_mapper)
+        if not self._quantized:
+            self._check_complete(seen, loaded)
+        return loaded
+
+    def _check_complete(self, seen: set[str], loaded: set[str]) -> None:
+        """vLLM leaves parameters that no tensor filled as they are: uninitialised memory. Here that is an error."""
+        missing = {name for name, _ in self.named_parameters()} - loaded
+        for parts in self.packed_modules_mapping.values():  # one parameter, several tensors
+            for name, part, other in product(seen, parts, parts):
+                if f".{part}." in name:
+                    missing |= {name.replace(f".{part}.", f".{other}.")} - seen
+        if missing:
+            raise CheckpointError(f"the checkpoint lacks {len(missing)} tensors, among them {sorted(missing)[:3]}")
 
     def get_mm_mapping(self) -> MultiModelKeys:
         """Module prefixes: a language model alone."""

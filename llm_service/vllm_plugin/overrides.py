@@ -22,8 +22,10 @@ def tower_free(config: PretrainedConfig) -> PretrainedConfig:
     if family is None:
         return config
     config.architectures = [architecture(family)]
+    text = config.get_text_config()
+    # vLLM looks at the top only; a head that is tied in text_config alone would stay uninitialised memory
+    config.tie_word_embeddings = bool(config.tie_word_embeddings or text.tie_word_embeddings)
     if family.mrope_divisors:
-        text = config.get_text_config()
         for part in {id(config): config, id(text): text}.values():
             _fill_sections(family, part)
     return config

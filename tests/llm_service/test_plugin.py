@@ -144,6 +144,34 @@ def test_open_mrope_sections_are_filled_in() -> None:
         tower_free(config([6, 5, 5]))
 
 
+def test_a_head_tied_in_the_text_configuration_alone_is_tied() -> None:
+    """Else vLLM builds a head of its own that no tensor fills."""
+    from vllm.transformers_utils.configs.isaac import IsaacConfig
+
+    text = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 32}
+    for tied in (True, False):
+        assert tower_free(IsaacConfig(text_config={**text, "tie_word_embeddings": tied})).tie_word_embeddings is tied
+
+
+@pytest.mark.parametrize("lost", ["head", "model.layers.0.k_proj.weight", None])
+def test_missing_tensors_are_an_error(lost: str | None) -> None:
+    """vLLM by itself would go on with uninitialised memory."""
+    from llm_service.vllm_plugin.models import LookonceIsaacForConditionalGeneration as Model
+
+    linear = torch.nn.Linear(1, 1)
+    parameters = {"head": linear.weight, "layers.0.qkv_proj.weight": linear.weight}
+    fake: Any = SimpleNamespace(
+        named_parameters=parameters.items, packed_modules_mapping={"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+    )
+    seen = {f"model.layers.0.{part}_proj.weight" for part in "qkv"} - {lost}
+    loaded = parameters.keys() - {lost}
+    if lost is None:
+        Model._check_complete(fake, seen, loaded)
+    else:
+        with pytest.raises(CheckpointError, match=lost):
+            Model._check_complete(fake, seen, loaded)
+
+
 def test_other_configurations_pass_unchanged() -> None:
     from transformers import PretrainedConfig
 
