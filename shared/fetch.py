@@ -9,7 +9,9 @@ connected to before the check: an answer tells nothing about ports inside.
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
+import ssl
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
@@ -29,6 +31,7 @@ _CONNECTIONS = 64
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}):")
 _UNSAFE = re.compile(r"[\x00-\x20\x7f-\xa0\\\u2028\u2029\ufeff]")
+_USERINFO = re.compile(r"[^/?#]*//[^/?#]*@")  # httpx drops an empty one
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _HEADERS = {"User-Agent": "lookonce", "Accept": "image/*, */*;q=0.1", "Accept-Encoding": "identity"}
 _FORMS = "send a data: or an http(s) URL"
@@ -148,7 +151,9 @@ class ImageFetcher:
         host = url.raw_host.decode("ascii").lower()
         if not host:
             raise FetchFailed("the image URL has no host")
-        if url.userinfo or "@" in url.netloc.decode("ascii"):
+        if url.port is not None and not 0 < url.port < 65536:
+            raise FetchFailed("the image URL's port is not between 1 and 65535")
+        if url.userinfo or _USERINFO.match(text):
             raise FetchFailed(f"the image URL {redact(url)} carries credentials, which are not accepted")
         if is_odd_number(host):
             raise FetchFailed("the image URL's host is a number; write an IPv4 address as four decimal numbers")
@@ -160,13 +165,19 @@ class ImageFetcher:
         return any(host.endswith(entry) if entry.startswith(".") else host == entry for entry in self._allowed_hosts)
 
 
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Certificates of the public web; reading them takes tens of milliseconds, so once."""
+    return httpx.create_ssl_context(trust_env=False)
+
+
 class _Transport(httpx.AsyncHTTPTransport):
     """httpx's transport over a pool with our network backend, which httpx has no argument for."""
 
     def __init__(self, backend: httpcore.AsyncNetworkBackend) -> None:
-        super().__init__(trust_env=False)
+        super().__init__(verify=_tls(), trust_env=False)
         self._pool: Any = httpcore.AsyncConnectionPool(
-            ssl_context=httpx.create_ssl_context(trust_env=False),
+            ssl_context=_tls(),
             max_connections=_CONNECTIONS,
             max_keepalive_connections=_CONNECTIONS // 4,
             keepalive_expiry=15.0,

@@ -37,7 +37,7 @@ def read_file_url(url: str, roots: Sequence[Path], max_bytes: int) -> bytes:
             raise FetchFailed("file URLs with a host are not accepted; write file:///path")
         rest = slash + rest
     path = os.fsdecode(unquote_to_bytes(rest))
-    if not path.startswith("/") or "\0" in path or set("?#") & set(rest):
+    if not path.startswith("/") or path.endswith(("/", "/.")) or "\0" in path or set("?#") & set(rest):
         raise FetchFailed(_REFUSED)
     try:
         real = Path(path).resolve(strict=True)
