@@ -38,6 +38,8 @@ READ_BYTES = 4 << 20
 WAIT_POLL = 1.0
 #: Redis's memory limit is read again this often, seconds
 LIMIT_PERIOD = 30.0
+#: an operation that did not happen, where None means "not there"
+_FAULT: Any = object()
 #: a record above this share of ``maxmemory`` would evict everybody else's
 LARGEST_SHARE = 8
 
@@ -151,7 +153,9 @@ class AsyncEmbeddingCache:
 
     async def resolve_alias(self, alias: str) -> str | None:
         """Digest of the picture that a file holds, if it was seen before."""
-        digest = await self._try("alias", lambda: self._redis.get(alias), None)
+        digest = await self._try("alias", lambda: self._redis.get(alias), _FAULT)
+        if digest is _FAULT:
+            return None
         if digest is not None and (len(digest) != 64 or not digest.isalnum()):
             self.guard.record("alias", "corrupt_alias")
             return None
@@ -232,7 +236,9 @@ class AsyncEmbeddingCache:
             return otherwise
         try:
             async with asyncio.timeout(self._settings.timeout):
-                return await work()
+                result = await work()
+            self.guard.answered()
+            return result
         except FAULTS as error:
             self.guard.record(operation, "error")
             logger.warning("cache %s failed: %s", operation, type(error).__name__)
@@ -245,7 +251,9 @@ class AsyncEmbeddingCache:
         work: Callable[[], Awaitable[bytes | None]],
         check: Callable[[bytes | None, str], Result | None],
     ) -> Result | None:
-        found = await self._try(operation, work, None)
+        found = await self._try(operation, work, _FAULT)
+        if found is _FAULT:
+            return None
         try:
             checked = check(found, key)
         except RecordError as error:
@@ -282,7 +290,9 @@ class EmbeddingCache:
 
     def fetch(self, key: str) -> bytes | None:
         """A whole record, checked; a damaged one is deleted and a miss."""
-        record = self._try("fetch", lambda: self._redis.get(key), None)
+        record = self._try("fetch", lambda: self._redis.get(key), _FAULT)
+        if record is _FAULT:
+            return None
         try:
             checked = _checked_record(record, key)
         except RecordError as error:
@@ -312,7 +322,9 @@ class EmbeddingCache:
             self.guard.record(operation, "skipped")
             return otherwise
         try:
-            return work()
+            result = work()
+            self.guard.answered()
+            return result
         except FAULTS as error:
             self.guard.record(operation, "error")
             logger.warning("cache %s failed: %s", operation, type(error).__name__)

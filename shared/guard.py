@@ -39,6 +39,11 @@ class Guard:
             self._open_until = now + OPEN_SECONDS
             return True
 
+    def answered(self) -> None:
+        """Redis answered: the circuit closes."""
+        with self._lock:
+            self._failures = 0
+
     def record(self, operation: str, outcome: str) -> None:
         """Counts an outcome: ``hit``, ``miss``, ``ok``, ``corrupt_…``, ``refused``, ``skipped`` or ``error``."""
         with self._lock:
@@ -47,8 +52,6 @@ class Guard:
                 self._failures += 1
                 if self._failures == FAILURES_TO_OPEN:
                     self._open_until = self._clock() + OPEN_SECONDS
-            elif outcome != "skipped":
-                self._failures = 0
         metrics.CACHE_OPERATIONS.labels(operation, outcome).inc()
 
     @property

@@ -206,9 +206,13 @@ async def _parse(body: bytes) -> ChatCompletionRequest:
             return await asyncio.to_thread(ChatCompletionRequest.model_validate_json, body)
         return ChatCompletionRequest.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(step) for step in first["loc"])
-        raise RequestError(f"{where}: {first['msg']}" if where else first["msg"], param=where or None) from None
+        # of a union's complaints the deepest is about what the client meant
+        faults = error.errors(include_url=False, include_context=False, include_input=False)
+        deepest = max(faults, key=lambda fault: len(fault["loc"]))
+        # steps like "list[…]" and "str" name the branch of a union, not a field
+        path = [str(step) for step in deepest["loc"] if "[" not in str(step) and step != "str"]
+        where = ".".join(path)
+        raise RequestError(f"{where}: {deepest['msg']}" if where else deepest["msg"], param=where or None) from None
 
 
 def _event(body: dict[str, Any]) -> str:
