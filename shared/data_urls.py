@@ -44,6 +44,10 @@ def read_data_url(url: str, max_bytes: int) -> bytes:
 
 
 def _from_base64(text: bytes) -> bytes:
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except binascii.Error:
+        pass  # of another spelling, perhaps
     text = text.translate(_URL_SAFE, _WHITESPACE)
     bare = text.rstrip(b"=")
     if len(text) - len(bare) > 2 or len(bare) % 4 == 1:
