@@ -14,10 +14,9 @@ from encoder_service.layouts.isaac import ISAAC
 from encoder_service.preprocess.base import Preprocess
 from encoder_service.tensor_files import TensorFiles
 from encoder_service.towers.base import Tower
-from shared import families
 from shared.config import Dtype
 from shared.errors import CheckpointError
-from shared.families import Family
+from shared.families import Family, family_of, read_config
 from shared.sizing import NaflexRule, SizeRule
 
 #: raise when a change of the towers' arithmetic changes the bits of an embedding: old cache entries then miss
@@ -56,18 +55,6 @@ class LoadedEncoder:
     read: dict[str, list[str]]
 
 
-def read_config(checkpoint: Path) -> dict[str, Any]:
-    """The checkpoint's ``config.json``; data only, nothing that it names is ever imported or run.
-
-    Raises:
-        CheckpointError: missing, or not a JSON object.
-    """
-    try:
-        return families.read_config(checkpoint)
-    except RecursionError as error:
-        raise CheckpointError(f"{checkpoint / 'config.json'} is nested too deeply") from error
-
-
 def load_encoder(checkpoint: Path, dtype: Dtype, device: str = "cpu") -> LoadedEncoder:
     """Loads the tower's tensors straight into the tower's own memory; language tensors are not read.
 
@@ -80,7 +67,7 @@ def load_encoder(checkpoint: Path, dtype: Dtype, device: str = "cpu") -> LoadedE
         CheckpointError: one sentence that names the file and the tensor or setting at fault.
     """
     config = read_config(checkpoint)
-    family = families.family_of(config)
+    family = family_of(config)
     layout = LAYOUTS.get(family.name)
     if layout is None:
         raise CheckpointError(f"{checkpoint}: no tower for family {family.name}; there are: {', '.join(LAYOUTS)}")

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from encoder_service.batcher import Batcher, Entry
 from encoder_service.batching import Priority, WaitingRoom
-from encoder_service.flights import FollowedFailure, SingleFlight
 from encoder_service.pictures import Picture, PictureReader
 from encoder_service.stats import EncoderStats
 from encoder_service.store import Store
 from shared.errors import LookonceError, RequestError, Unavailable
+from shared.flights import FollowedFailure, SingleFlight
 from shared.items import VisionItem
 from shared.keys import Namespace, bytes_digest
 from shared.records import RecordError, encode_record

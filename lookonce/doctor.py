@@ -113,7 +113,7 @@ def _memory() -> Finding:
 
 
 def _checkpoint(name: str, folder: Path) -> Finding:
-    from encoder_service.checkpoints import read_config
+    from shared.families import read_config
 
     try:
         config = read_config(folder)

@@ -101,7 +101,7 @@ FAMILIES: dict[str, Family] = {family.name: family for family in (ISAAC,)}
 
 
 def read_config(checkpoint: Path) -> dict[str, Any]:
-    """The checkpoint's ``config.json``.
+    """The checkpoint's ``config.json``; data only, nothing that it names is ever imported or run.
 
     Raises:
         CheckpointError: missing or not a JSON object.
@@ -111,6 +111,8 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
+    except RecursionError as error:
+        raise CheckpointError(f"{path} is nested too deeply") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} must hold a JSON object")
     return config

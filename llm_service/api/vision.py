@@ -8,15 +8,15 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from shared.cache import AsyncEmbeddingCache
-from shared.fetch import ImageFetcher
-from shared.images import ImageHeader, probe
-from shared.keys import Namespace, alias_key, bytes_digest
-
 from llm_service.api.pools import EncoderPool
+from shared.cache import AsyncEmbeddingCache
 from shared.config import ImageSettings
 from shared.errors import RequestError, TooManyImages
+from shared.fetch import ImageFetcher
+from shared.flights import FollowedFailure, SingleFlight
+from shared.images import ImageHeader, probe
 from shared.items import VisionItem
+from shared.keys import Namespace, alias_key, bytes_digest
 from shared.sizing import Grid
 
 Result = TypeVar("Result")
@@ -52,7 +52,7 @@ class ImageResolver:
         self._fetcher = fetcher
         self._limits = limits
         self._namespace: Namespace | None = None
-        self._in_flight: dict[tuple[str, bool], _Flight] = {}
+        self._flights: SingleFlight[VisionItem] = SingleFlight()
 
     async def fetch(self, urls: Sequence[str]) -> list[FetchedImage]:
         """Reads all images of a request at once and checks their sizes.
@@ -121,29 +121,20 @@ class ImageResolver:
 
     async def _encode_shared(self, data: bytes, digest: str, salt: str | None, *, inline: bool) -> VisionItem:
         """One call to the pool for all requests here that wait for the same file; the last to leave cancels it."""
-        key = (digest, inline)
-        flight = self._in_flight.get(key)
-        joined = flight is not None
-        if flight is None:
-            task = asyncio.create_task(self._encoder.encode(data, salt=salt, inline=inline))
-            flight = self._in_flight[key] = _Flight(task)
-        flight.waiters += 1
+        name = f"{digest}:{inline}"
+
+        async def encode() -> VisionItem:
+            return await self._encoder.encode(data, salt=salt, inline=inline)
+
+        joined = name in self._flights
         try:
-            item = await asyncio.shield(flight.task)
-        finally:
-            flight.waiters -= 1
-            if not flight.waiters and self._in_flight.get(key) is flight:
-                del self._in_flight[key]  # before the cancellation: nobody may join a flight that ends
-                flight.task.cancel()
+            item = await self._flights.run(name, encode)
+        except FollowedFailure as failure:
+            if isinstance(failure.error, RequestError):
+                raise failure.error from failure
+            joined = False  # somebody else's bad luck is not remembered: this request tries for itself
+            item = await self._encoder.encode(data, salt=salt, inline=inline)
         return replace(item, cached=True, timings={}) if joined else item
-
-
-@dataclass
-class _Flight:
-    """A running call to the pool and how many requests wait for it."""
-
-    task: asyncio.Task[VisionItem]
-    waiters: int = 0
 
 
 async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:

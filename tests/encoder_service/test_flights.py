@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from encoder_service.flights import FollowedFailure, SingleFlight
 from shared.errors import LookonceError, Unavailable
+from shared.flights import FollowedFailure, SingleFlight
 
 
 class Work:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from encoder_service.checkpoints import load_encoder, read_config
+from encoder_service.checkpoints import load_encoder
 from shared.errors import CheckpointError
+from shared.families import read_config
 from tests.encoder_service.damage import FC1, INDEX, edit_config, refused
 
 

@@ -66,7 +66,7 @@ class SingleFlight(Generic[Result]):
         except asyncio.CancelledError:
             me = asyncio.current_task()
             if flight.task.cancelled() and me is not None and not me.cancelling():
-                raise Unavailable("the encoder is stopping; try again") from None
+                raise Unavailable("the service is stopping; try again") from None
             raise
         finally:
             flight.waiters -= 1
