@@ -12,7 +12,15 @@ import zlib
 #: chunks of one PNG or WebP; encoders write some thousands at most
 MAX_CHUNKS = 65536
 #: scans of one JPEG; progressive files have about ten, and each costs a pass over all pixels
-MAX_SCANS = 256
+MAX_SCANS = 100
+#: segments of a JPEG before its pixels, and those of Photoshop among them; a colour profile has 255 at most
+MAX_SEGMENTS, MAX_RESOURCES = 16384, 64
+#: of a BMP
+MAX_RUN_LENGTH_BYTES = 1 << 20
+#: colour profiles in one PNG, each of which Pillow unpacks; one is legal
+MAX_PROFILES = 4
+#: strips or tiles of a TIFF, and entries of its directory
+MAX_STRIPS, MAX_ENTRIES = 1 << 18, 1 << 14
 
 _SIGNATURES = (
     (b"\xff\xd8\xff", "JPEG"),
@@ -36,6 +44,10 @@ _LABELS = (
     (b"PK\x03\x04", "a ZIP archive"),
     (b"\x1f\x8b", "a gzip archive"),
 )
+
+
+# offsets and lengths of strips and of tiles
+_STRIP_TAGS = frozenset({273, 279, 324, 325})
 
 
 class Damaged(ValueError):
@@ -130,17 +142,29 @@ def gif_frames(data: bytes, limit: int) -> int:
 
 
 def tiff_frames(data: bytes, limit: int) -> int:
-    """Pages of a TIFF, counted up to one above the limit."""
+    """Pages of a TIFF, counted up to one above the limit.
+
+    Raises:
+        Damaged: a directory, or a list of strips or tiles, of absurd length.
+    """
     order = "<" if data[:2] == b"II" else ">"
     big = data[2:4] in (b"\x2b\x00", b"\x00\x2b")
-    count_format, link_format, entry = (order + "Q", order + "Q", 20) if big else (order + "H", order + "I", 12)
+    count_format, link_format, entry = (order + "Q", order + "Q", "HHQQ") if big else (order + "H", order + "I", "HHII")
     seen: set[int] = set()
     try:
         (at,) = struct.unpack_from(link_format, data, 8 if big else 4)
         while at and at not in seen and len(seen) <= limit:
-            seen.add(at)
             (entries,) = struct.unpack_from(count_format, data, at)
-            (at,) = struct.unpack_from(link_format, data, at + struct.calcsize(count_format) + entries * entry)
+            if entries > MAX_ENTRIES:
+                raise Damaged("has too many tags")
+            begin = at + struct.calcsize(count_format)
+            end = begin + entries * struct.calcsize(order + entry)
+            if not seen:
+                for tag, _, count, _ in struct.iter_unpack(order + entry, data[begin:end]):
+                    if tag in _STRIP_TAGS and count > MAX_STRIPS:
+                        raise Damaged("has too many strips or tiles")
+            seen.add(at)
+            (at,) = struct.unpack_from(link_format, data, end)
     except (struct.error, OverflowError):
         pass
     return max(1, len(seen))
@@ -157,9 +181,9 @@ def check_png(data: bytes, *, whole: bool) -> bytes | None:
         The EXIF block, which may stand behind the pixels.
 
     Raises:
-        Damaged: too many chunks; with ``whole`` also a bad checksum or a missing end.
+        Damaged: too many chunks or profiles; with ``whole`` also a bad checksum or a missing end.
     """
-    at, exif, view = 8, None, memoryview(data)
+    at, exif, view, profiles = 8, None, memoryview(data), 0
     for _ in range(MAX_CHUNKS):
         if at + 12 > len(data):
             break
@@ -169,6 +193,9 @@ def check_png(data: bytes, *, whole: bool) -> bytes | None:
             break
         if whole and zlib.crc32(view[at + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
             raise Damaged("has a chunk with a wrong checksum")
+        profiles += kind == b"iCCP"
+        if profiles > MAX_PROFILES:
+            raise Damaged("has too many colour profiles")
         if kind == b"eXIf":
             exif = data[at + 8 : end]
         elif kind == b"IEND":
@@ -182,10 +209,36 @@ def check_png(data: bytes, *, whole: bool) -> bytes | None:
 
 
 def check_jpeg(data: bytes) -> None:
-    """Refuses a JPEG of countless scans: inside pixel data, 0xFF is escaped, so each match is a marker.
+    """Refuses a JPEG that costs time out of all proportion: countless scans, segments or fill bytes.
+
+    Inside pixel data 0xFF is escaped, so each match of a scan's marker is one.
 
     Raises:
-        Damaged: too many.
+        Damaged: too many of them.
     """
     if data.count(b"\xff\xda") > MAX_SCANS:
         raise Damaged("has too many scans")
+    at, resources = 2, 0
+    for _ in range(MAX_SEGMENTS):
+        marker = data[at : at + 2]
+        if len(marker) < 2 or marker[0] != 0xFF or marker[1] == 0xDA:
+            return  # pixels, or nothing that a decoder goes on with
+        if marker[1] in (0x00, 0xFF):
+            at += 1
+            continue
+        resources += marker[1] == 0xED
+        alone = marker[1] == 0x01 or 0xD0 <= marker[1] <= 0xD9
+        at += 2 if alone else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        if resources > MAX_RESOURCES:
+            break
+    raise Damaged("has too many segments before its pixels")
+
+
+def check_bmp(data: bytes) -> None:
+    """Refuses large run-length coding, for which Pillow takes a step in Python for each run.
+
+    Raises:
+        Damaged: above a mebibyte.
+    """
+    if len(data) > MAX_RUN_LENGTH_BYTES and data[14:18] != b"\x0c\0\0\0" and data[30:34] in (b"\1\0\0\0", b"\2\0\0\0"):
+        raise Damaged("is run-length coded and too large for that")

@@ -156,6 +156,8 @@ def _open(data: bytes, form: str, limits: ImageSettings, *, whole: bool) -> tupl
     exif, frames = None, 1
     if form == "JPEG":
         image_checks.check_jpeg(data)
+    elif form == "BMP":
+        image_checks.check_bmp(data)
     elif form == "PNG":
         _check_size(int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big"), limits)
         exif = image_checks.check_png(data, whole=whole)

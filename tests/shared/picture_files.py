@@ -107,3 +107,27 @@ def gif_of_frames(count: int) -> bytes:
     """A GIF of 1 × 1 frames."""
     frame = b"\x2c" + struct.pack("<HHHHB", 0, 0, 1, 1, 0) + b"\x02\x02\x44\x01\0"
     return b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0x80, 0, 0) + b"\0\0\0\xff\xff\xff" + frame * count + b";"
+
+
+def _segment(marker: int, data: bytes) -> bytes:
+    return bytes([0xFF, marker]) + struct.pack(">H", len(data) + 2) + data
+
+
+def costly_files() -> dict[str, bytes]:
+    """Files of some megabytes that cost a decoder seconds to minutes where it does not look out."""
+    image = Image.new("RGB", (64, 64))
+    jpeg, png_file = save(image, "JPEG"), save(image, "PNG")
+    resources = _segment(0xED, b"Photoshop 3.0\0" + bytes.fromhex("3842494d0000000000000000") * 5000)
+    runs = b"\1\7" * 2_000_000
+    bmp = struct.pack("<IHHI", 1078 + len(runs), 0, 0, 1078)
+    bmp += struct.pack("<IiiHHIIiiII", 40, 2000, 1000, 1, 8, 1, len(runs), 0, 0, 256, 0)
+    tags = [(256, 64), (257, 64), (258, 8), (259, 1), (262, 1), (273, 200), (277, 1), (278, 1), (279, 200)]
+    entries = (struct.pack("<HHII", tag, 4, 1_000_000 if tag in (273, 279) else 1, value) for tag, value in tags)
+    return {
+        "JPEG of empty segments": jpeg[:2] + b"\xff\xfe\0\2" * 2_000_000 + jpeg[2:],
+        "JPEG of fill bytes": jpeg[:2] + b"\xff" * 8_000_000 + jpeg[2:],
+        "JPEG of Photoshop resources": jpeg[:2] + resources * 100 + jpeg[2:],
+        "BMP of short runs": b"BM" + bmp + bytes(1024) + runs,
+        "PNG of profiles": png_file[:33] + chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(1 << 20))) * 9 + png_file[33:],
+        "TIFF of strips": b"II*\0" + struct.pack("<IH", 8, 9) + b"".join(entries) + bytes(4_100_000),
+    }

@@ -281,3 +281,21 @@ def test_many_frames_are_cheap(count: int) -> None:
 
 def test_most_frames_allowed() -> None:
     assert decode(files.gif_of_frames(1000), LIMITS).shape == (1, 1, 3)
+
+
+@pytest.mark.parametrize("name", files.costly_files())
+def test_costly_files_are_refused_at_once(name: str) -> None:
+    data = files.costly_files()[name]
+    for read in (probe, decode):
+        begin = time.process_time()
+        with pytest.raises(BadImage, match=r"too many|too large"):
+            read(data, LIMITS)
+        assert time.process_time() - begin < 0.3
+
+
+def test_small_run_length_coding_is_read() -> None:
+    runs = b"\x08\x01\0\0" * 8 + b"\0\1"
+    head = struct.pack("<IHHI", 62 + len(runs), 0, 0, 62)
+    head += struct.pack("<IiiHHIIiiII", 40, 8, 8, 1, 8, 1, len(runs), 0, 0, 2, 0)
+    pixels = decode(b"BM" + head + b"\0\0\0\0" + b"\x40\x20\x10\0" + runs, LIMITS)
+    assert pixels[0, 0].tolist() == [16, 32, 64]
