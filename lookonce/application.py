@@ -29,6 +29,8 @@ INGRESS = "ingress"
 #: Serve's defaults find a wedged replica only after 90 to 120 s
 HEALTH_PERIOD_S = 2.0
 HEALTH_TIMEOUT_S = 10.0
+#: how long a replica may finish what it has begun before it is ended
+DRAIN = {"graceful_shutdown_timeout_s": 5.0, "graceful_shutdown_wait_loop_s": 0.2}
 
 
 def encoder_name(model: ModelSettings) -> str:
@@ -65,6 +67,7 @@ def build(settings: Settings, cache_url: str) -> Application:
         ray_actor_options={"num_cpus": 0},
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
+        **DRAIN,
     )
     return ingress.bind(*pools)
 
@@ -77,7 +80,7 @@ def _deployment(replica: type, name: str, pool: PoolSettings) -> serve.Deploymen
         "ray_actor_options": {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus},
         "health_check_period_s": HEALTH_PERIOD_S,
         "health_check_timeout_s": HEALTH_TIMEOUT_S,
-        "graceful_shutdown_timeout_s": 5,
+        **DRAIN,
         "user_config": {},  # makes Serve call reconfigure(), where a replica starts its engine
     }
     if pool.min_replicas == pool.max_replicas:

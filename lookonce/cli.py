@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from lookonce.caption import Caption, write_captions
@@ -35,7 +36,7 @@ Result = TypeVar("Result")
 
 
 def _fail(error: LookonceError) -> NoReturn:
-    err.print(f"[red]error:[/] {error.message}", highlight=False)
+    err.print(f"[red]error:[/] {escape(error.message)}", highlight=False)
     raise typer.Exit(FAILED)
 
 
@@ -121,7 +122,7 @@ def caption(
                 config, url, lambda at: asyncio.run(_caption(at, folder, out_file, prompt, max_tokens, parallel))
             )
             for failure in failures:
-                err.print(f"[yellow]failed:[/] {failure.image}: {failure.error}", highlight=False)
+                err.print(f"[yellow]failed:[/] {escape(failure.image)}: {escape(failure.error or '')}", highlight=False)
             out.print(f"captions in {out_file}; {len(failures)} failed", highlight=False)
             raise typer.Exit(PARTLY_FAILED if failures else 0)
         raise typer.Exit(130)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,6 +22,10 @@ from shared.errors import ConfigError, Unavailable
 from shared.local_redis import LocalRedis
 
 Report = Callable[[str], None]
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: how long requests in work may go on after a signal, seconds
+DRAIN_SECONDS = 6.0
 
 #: variables that every replica needs, set before its first import
 REPLICA_ENVIRONMENT = {
@@ -110,6 +115,7 @@ def _start_ray(stack: ExitStack, settings: Settings, folder: Path, report: Repor
             "_temp_dir": str(folder / "ray"),
         }
     )
+    handlers = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     ray.init(
         address=address or "local",
         namespace="lookonce",
@@ -119,6 +125,8 @@ def _start_ray(stack: ExitStack, settings: Settings, folder: Path, report: Repor
         **private,
     )
     stack.callback(ray.shutdown)
+    for number, handler in handlers.items():  # Ray put its own in their place, which abort the process
+        signal.signal(number, handler)
 
 
 def _start_serve(stack: ExitStack, settings: Settings, cache_url: str, report: Report) -> None:
@@ -128,13 +136,27 @@ def _start_serve(stack: ExitStack, settings: Settings, cache_url: str, report: R
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(http_options={"host": settings.http.host, "port": settings.http.port})
-    stack.callback(serve.shutdown)
+    stack.callback(_stop_serve, private=settings.ray.address is None)
     names = ", ".join(model.name for model in settings.models)
     report(f"Loading {names}: towers into the encoder pool, language models into vLLM")
     try:
         serve.run(build(settings, cache_url), name=APPLICATION, route_prefix="/")
     except RuntimeError as error:
         raise Unavailable(f"the service did not start: {_replica_error(APPLICATION)}") from error
+
+
+def _stop_serve(*, private: bool) -> None:
+    """Ends the application; on a private Ray within :data:`DRAIN_SECONDS`, since what is left dies with it."""
+    from ray import serve
+
+    from lookonce.application import APPLICATION
+
+    if not private:
+        serve.delete(APPLICATION)
+        return
+    drain = threading.Thread(target=serve.shutdown, name="drain", daemon=True)
+    drain.start()
+    drain.join(DRAIN_SECONDS)
 
 
 def _replica_error(application: str) -> str:
@@ -157,11 +179,11 @@ def interruptible() -> Iterator[None]:
     """Makes SIGTERM end a ``with`` block like Ctrl-C, and lets the clean-up finish whatever else comes."""
 
     def interrupt(_: int, __: FrameType | None) -> None:
-        for ignored in (signal.SIGINT, signal.SIGTERM):
+        for ignored in ENDING_SIGNALS:
             signal.signal(ignored, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, interrupt) for number in ENDING_SIGNALS}
     try:
         with contextlib.suppress(KeyboardInterrupt):
             yield

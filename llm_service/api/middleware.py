@@ -12,11 +12,14 @@ from llm_service.api.responses import error_body
 from shared.errors import PayloadTooLarge
 from shared.log import request_id
 
-_CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_HARMLESS = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class RequestId:
-    """Takes a client's ``X-Request-Id`` if it is harmless, makes one otherwise, and sends it back."""
+    """Makes the request's id known to everything below: the client's ``X-Request-Id``, or the one that Serve gave.
+
+    Serve's proxy sends the id back to the client. An id with unusual characters is replaced before it reaches a log.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -27,16 +30,9 @@ class RequestId:
             await self._app(scope, receive, send)
             return
         given = dict(scope["headers"]).get(b"x-request-id", b"")
-        name = given.decode() if _CLIENT_ID.fullmatch(given) else uuid.uuid4().hex
-        token = request_id.set(name)
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", []), (b"x-request-id", name.encode())]
-            await send(message)
-
+        token = request_id.set(given.decode() if _HARMLESS.fullmatch(given) else uuid.uuid4().hex)
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive, send)
         finally:
             request_id.reset(token)
 
