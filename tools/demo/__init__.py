@@ -1,0 +1,1 @@
+"""The demo model: its pictures, its questions, its training, its export."""
