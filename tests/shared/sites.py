@@ -1,4 +1,7 @@
-"""Small HTTP servers for tests: the wire is written by hand, so that they can misbehave in any way."""
+"""Small HTTP servers for tests, and fixtures around them.
+
+The wire is written by hand, so that servers can misbehave in any way.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,13 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import pytest
+
+from shared import addresses
+from shared.config import ImageSettings
+from shared.errors import RequestError
+from shared.fetch import ImageFetcher
 
 #: answers one request on the open connection
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
@@ -68,3 +78,68 @@ class Names:
         self.lookups.append(host)
         answers = self.answers.get(host.rstrip("."), [[]])
         return answers.pop(0) if len(answers) > 1 else answers[0]
+
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
+#: loopback addresses; the tests make the first a public one
+PUBLIC, PUBLIC_TOO, INSIDE = "127.0.0.9", "127.0.0.10", "127.0.0.1"
+
+Load = Callable[[str], Awaitable[bytes]]
+
+
+@pytest.fixture
+async def sites(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Site, Site]]:
+    """Two servers on one port: at an address that counts as public, and at a loopback address."""
+    kind_of = addresses.kind_of
+    monkeypatch.setattr(
+        addresses, "kind_of", lambda address: "public" if address in (PUBLIC, PUBLIC_TOO) else kind_of(address)
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        while True:
+            outside = await stack.enter_async_context(Site().running(PUBLIC))
+            try:
+                inside = await stack.enter_async_context(Site().running(INSIDE, outside.port))
+                break
+            except OSError:  # somebody else has that port
+                continue
+        outside.answers["/a.png"] = response(200, PNG)
+        inside.answers["/a.png"] = response(200, b"secret")
+        yield outside, inside
+
+
+@pytest.fixture
+def outside(sites: tuple[Site, Site]) -> Site:
+    return sites[0]
+
+
+@pytest.fixture
+def inside(sites: tuple[Site, Site]) -> Site:
+    return sites[1]
+
+
+@pytest.fixture
+def names() -> Names:
+    return Names(
+        public_test=[[PUBLIC]],
+        inside_test=[[INSIDE]],
+        mixed_test=[[PUBLIC, INSIDE]],
+        rebinding_test=[[PUBLIC], [INSIDE]],
+        dead_test=[[PUBLIC_TOO]],
+        first_dead_test=[[PUBLIC_TOO, PUBLIC]],
+    )
+
+
+@pytest.fixture
+async def load(names: Names) -> AsyncIterator[Load]:
+    fetcher = ImageFetcher(ImageSettings(fetch_timeout=1, max_bytes=100_000, max_redirects=3), resolve=names)
+    yield fetcher.load
+    await fetcher.aclose()
+
+
+async def refusal(load: Load, url: str) -> str:
+    with pytest.raises(RequestError) as caught:
+        await load(url)
+    assert caught.value.status == 400
+    assert "Error" not in caught.value.message
+    assert "object at" not in caught.value.message
+    return caught.value.message
