@@ -1,6 +1,6 @@
 """Accuracy of the demo model through the whole service (HTTP, Ray, Redis, vLLM) on freshly drawn held-out pictures.
 
-    python -m benchmarks.accuracy --pictures 500 [--url http://127.0.0.1:8000]
+python -m benchmarks.accuracy --pictures 500 [--url http://127.0.0.1:8000]
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ python -m tools.demo.export --run runs/demo --out models/demo
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from tools.demo.questions import caption
 
 SAMPLES = 6
 SAMPLE_SEED = 7_000
+#: in a sample picture
+FEWEST_THINGS = 3
 MAX_POSITIONS = 4096
 BLOCK_NAMES = {
     "norm1": "layer_norm1",
@@ -109,11 +112,15 @@ def config() -> dict[str, object]:
 def write_samples(folder: Path) -> None:
     """Held-out pictures with their true captions."""
     folder.mkdir(exist_ok=True)
-    captions = {}
-    for index in range(SAMPLES):
-        picture, scene = draw(SAMPLE_SEED + index, "held-out")
-        picture.save(folder / f"{index}.png", optimize=True)
-        captions[f"{index}.png"] = caption(scene)
+    captions: dict[str, str] = {}
+    for seed in itertools.count(SAMPLE_SEED):
+        if len(captions) == SAMPLES:
+            break
+        picture, scene = draw(seed, "held-out")
+        if len(scene.things) >= FEWEST_THINGS:
+            name = f"{len(captions)}.png"
+            picture.save(folder / name, optimize=True)
+            captions[name] = caption(scene)
     (folder / "samples.json").write_text(json.dumps({"captions": captions}, indent=1) + "\n")
 
 
