@@ -7,7 +7,8 @@ salt nobody can find, guess or time an entry.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,8 @@ from blake3 import blake3
 IMAGE_TAG = b"lookonce image v1\0"
 FILE_TAG = b"lookonce file v1\0"
 _SALT_CONTEXT = "lookonce 2026-12-01 tenant salt of image digests"
+_ALIAS_CONTEXT = "lookonce 2026-12-01 seal of an alias"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -25,16 +28,34 @@ class Namespace:
 
     Attributes:
         model: name of the model.
-        tower: fingerprint of the tower's tensors, configuration, dtype and numerics.
-        preprocess: fingerprint of the preprocessing.
+        tower: fingerprint of the tower's tensors, configuration, dtype and numerics; hex, 128 bits or more.
+        preprocess: fingerprint of the preprocessing; likewise.
+
+    Raises:
+        ValueError: a part is empty or holds a colon, so that two namespaces could share keys; a fingerprint is short.
     """
 
     model: str
     tower: str
     preprocess: str
 
+    def __post_init__(self) -> None:
+        for name in (field.name for field in fields(self)):
+            part = getattr(self, name)
+            if not part or ":" in part:
+                raise ValueError(f"{name} must not be empty or hold a colon: {part!r}")
+        for fingerprint in (self.tower, self.preprocess):
+            if not re.fullmatch(r"[0-9a-f]{32,}", fingerprint):
+                raise ValueError(f"a fingerprint has 32 hex digits or more, not {fingerprint!r}")
+
     def embedding_key(self, digest: str) -> str:
-        """Redis key of a picture's embedding record."""
+        """Redis key of a picture's embedding record.
+
+        Raises:
+            ValueError: not a digest of 64 hex digits.
+        """
+        if not _DIGEST.fullmatch(digest):
+            raise ValueError(f"a digest has 64 hex digits, not {digest!r}")
         return f"lookonce:emb:{self.model}:{self.tower}:{self.preprocess}:{digest}"
 
 
@@ -76,6 +97,18 @@ def alias_key(file_digest: str) -> str:
     from shared.images import DECODE_VERSION
 
     return f"lookonce:alias:{DECODE_VERSION}:{file_digest}"
+
+
+def seal_alias(alias: str, digest: str) -> bytes:
+    """What stands in Redis under an alias: the picture's digest, and a seal that fits this alias alone."""
+    seal = blake3(f"{alias} {digest}".encode(), derive_key_context=_ALIAS_CONTEXT).hexdigest(16)
+    return f"{digest}:{seal}".encode()
+
+
+def open_alias(alias: str, value: bytes) -> str | None:
+    """The digest that :func:`seal_alias` stored; None for a value that is damaged or belongs to another alias."""
+    digest = value[:64].decode(errors="replace")
+    return digest if _DIGEST.fullmatch(digest) and value == seal_alias(alias, digest) else None
 
 
 def lease_key(embedding_key: str) -> str:

@@ -29,8 +29,10 @@ _CODES = {dtype: code for code, dtype in DTYPES.items()}
 #: bounds on what a header may claim, far above any real image
 MAX_TOKENS, MAX_WIDTH, MAX_SIDE, MAX_MERGE = 1 << 20, 1 << 16, 1 << 16, 64
 
-# Records are read-only by intention: nobody writes into an embedding that others share.
-warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
+# Records are read-only by intention: nobody writes into an embedding that others share. torch warns of that once.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch.frombuffer(b"\0", dtype=torch.uint8)
 
 
 class RecordError(ValueError):
@@ -81,12 +83,11 @@ def encode_record(key: str, embedding: torch.Tensor, grid: Grid, merge: int) -> 
     """
     if embedding.dtype not in _CODES or embedding.ndim != 2:
         raise RecordError("shape", f"an embedding is float [tokens, width], not {embedding.dtype} {embedding.shape}")
-    if not bool(torch.isfinite(embedding).all()):
-        raise RecordError("values", "the embedding holds NaN or infinity")
     tokens, width = embedding.shape
-    payload = embedding.detach().contiguous().view(torch.uint8).numpy().data.cast("B")
-    header = RecordHeader(embedding.dtype, tokens, width, Grid(*grid), merge, len(payload))
+    header = RecordHeader(embedding.dtype, tokens, width, Grid(*grid), merge, embedding.nbytes)
     _check_shape(header)
+    _check_values(embedding)
+    payload = embedding.detach().contiguous().view(torch.uint8).numpy().data.cast("B")
     fields = _FIELDS.pack(
         *(MAGIC, VERSION, _CODES[header.dtype], RAW, tokens, width, 1, grid[0], grid[1], merge, 0, len(payload)),
         blake3(key.encode()).digest(),
@@ -111,7 +112,7 @@ def decode_record(buffer: Buffer, key: str, *, verify: bool = True) -> tuple[Rec
     Args:
         buffer: the whole record; it must not change while the tensor lives.
         key: the key that it was found under.
-        verify: check the payload's checksum; only for bytes that were checked before in this process is it needless.
+        verify: check the payload's checksum and values; needless only for bytes that this process checked before.
 
     Raises:
         RecordError: anything about it is wrong.
@@ -123,6 +124,8 @@ def decode_record(buffer: Buffer, key: str, *, verify: bool = True) -> tuple[Rec
     if verify and blake3(payload).digest(_CHECKSUM_BYTES) != checksum:
         raise RecordError("payload", "the checksum does not match")
     tensor = torch.frombuffer(payload, dtype=header.dtype).view(header.tokens, header.width)
+    if verify:
+        _check_values(tensor)
     return header, tensor
 
 
@@ -148,6 +151,12 @@ def _read(buffer: Buffer, key: str) -> tuple[RecordHeader, bytes]:
     header = RecordHeader(DTYPES[dtype], tokens, width, Grid(h, w), merge, size)
     _check_shape(header)
     return header, checksum
+
+
+def _check_values(embedding: torch.Tensor) -> None:
+    # one pass: a sum is finite only if all its terms are; a finite embedding whose sum overflows gets a closer look
+    if not bool(torch.isfinite(embedding.sum(dtype=torch.float32))) and not bool(torch.isfinite(embedding).all()):
+        raise RecordError("values", "the embedding holds NaN or infinity")
 
 
 def _check_shape(header: RecordHeader) -> None:

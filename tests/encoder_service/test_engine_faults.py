@@ -235,7 +235,7 @@ async def test_a_damaged_entry_is_encoded_again(make: Make) -> None:
     item = await engine.encode(data)
     record = bytearray(await engine._cache.fetch(item.key))
     record[40] ^= 1
-    await engine._cache._redis.set(item.key, bytes(record))
+    await engine._cache.put(item.key, bytes(record))
     again = await engine.encode(data)
     assert not again.cached
     assert await engine._cache.fetch(item.key)

@@ -1,0 +1,251 @@
+"""The cache for an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from typing import Any, TypeVar
+
+from redis.exceptions import ResponseError
+
+from shared.cache.breaker import Breaker
+from shared.cache.connections import (
+    FAULTS,
+    MAX_CONNECTIONS,
+    MAX_WAITERS,
+    MAX_WRITERS,
+    AsyncConnections,
+    pieces,
+    sense,
+)
+from shared.cache.stats import CacheStats
+from shared.cache.steps import Command, Operations, Steps, next_pause
+from shared.config import CacheSettings
+from shared.keys import wake_channel
+from shared.records import RecordHeader
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+class AsyncEmbeddingCache:
+    """The embedding cache for one event loop.
+
+    No operation raises because of Redis or lasts longer than ``settings.timeout``. An interrupted one, be it by its
+    deadline or because its caller left, closes its connection: no reply ever reaches another caller.
+
+    Args:
+        settings: deadlines, lease and life of entries.
+        url: ``redis://``, ``rediss://`` or ``unix://``.
+
+    Raises:
+        ConfigError: the URL cannot be used.
+    """
+
+    def __init__(self, settings: CacheSettings, url: str) -> None:
+        self._settings = settings
+        self._breaker = Breaker()
+        self.stats = CacheStats(self._breaker)
+        self._operations = Operations(settings, self.stats)
+        self._connections = AsyncConnections(settings, url)
+        self._idle: list[Any] = []
+        self._room = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._writers = asyncio.Semaphore(MAX_WRITERS)
+        self._waiters = 0
+        self._closed = False
+
+    async def close(self) -> None:
+        """Closes all connections; operations that still run close theirs when they end."""
+        self._closed = True
+        while self._idle:
+            await self._idle.pop().disconnect(nowait=True)
+
+    async def describe(self, key: str) -> RecordHeader | None:
+        """The header of a record, if there is a good one; the payload is not read."""
+        return await self._run("describe", self._operations.describe(key), None)
+
+    async def fetch(self, key: str) -> bytes | None:
+        """A whole record, checked; a damaged one is counted, deleted and a miss."""
+        return (await self.fetch_many([key]))[0]
+
+    async def fetch_many(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Whole records in the order of ``keys``, in one round trip and within one deadline; see :meth:`fetch`."""
+        missing: list[bytes | None] = [None] * len(keys)
+        return await self._run("fetch", self._operations.fetch_many(keys), missing) if keys else []
+
+    async def put(self, key: str, record: bytes, *, alias: str | None = None, digest: str | None = None) -> bool:
+        """Stores a record, and in the same round trip that a file (``alias``) holds this picture (``digest``).
+
+        Returns:
+            Whether Redis has it now; if not, the embedding must travel another way.
+        """
+        steps = self._operations.put(key, record, alias, digest)
+        return await self._run("put", steps, False, self._writers)
+
+    async def add_alias(self, alias: str, digest: str) -> bool:
+        """Notes that a file holds a known picture."""
+        return await self._run("alias", self._operations.add_alias(alias, digest), False)
+
+    async def resolve_alias(self, alias: str) -> str | None:
+        """Digest of the picture that a file holds, if it was seen before."""
+        return await self._run("alias", self._operations.resolve_alias(alias), None)
+
+    async def delete(self, keys: Iterable[str]) -> int:
+        """Deletes entries; returns how many there were."""
+        return await self._run("delete", self._operations.delete(keys), 0)
+
+    async def claim(self, key: str, owner: str) -> bool:
+        """Takes the lease on making this embedding.
+
+        Returns:
+            False when somebody else holds it. True too when Redis cannot say: better made twice than never.
+        """
+        return await self._run("claim", self._operations.claim(key, owner), True)
+
+    async def release(self, key: str, owner: str) -> None:
+        """Gives the lease back, if it is still this owner's, and wakes those who wait for it."""
+        await self._run("release", self._operations.release(key, owner), None)
+
+    async def wait_for(self, key: str, timeout: float) -> RecordHeader | None:
+        """Waits until another encoder's record is there.
+
+        Returns:
+            Its header; None when the lease ended without one, when time is up, or when Redis fails.
+        """
+        until = time.monotonic() + timeout
+        async with self._wakeups(wake_channel(key)) as wakeup:
+            while True:
+                look = await self._run("wait", self._operations.look(key), None)
+                pause = next_pause(look, until - time.monotonic())
+                if pause is None:
+                    return look.header if look else None
+                await wakeup(pause)
+
+    async def ping(self) -> bool:
+        """Whether Redis answers."""
+        return await self._run("ping", self._operations.ping(), False)
+
+    async def info(self) -> dict[str, str]:
+        """Redis's memory figures and policy by its own names; empty when it does not tell."""
+        return await self._run("info", self._operations.info(), {})
+
+    async def _run(
+        self, operation: str, steps: Steps[Result], otherwise: Result, limit: asyncio.Semaphore | None = None
+    ) -> Result:
+        """Carries one operation within its deadline; a fault is counted and gives ``otherwise``."""
+        if not self._breaker.allows():
+            self.stats.record(operation, "skipped")
+            return otherwise
+        try:
+            async with (
+                asyncio.timeout(self._settings.timeout),
+                limit or nullcontext(),
+                self._connection() as connection,
+            ):
+                result = await _carry(connection, steps)
+        except ResponseError as error:
+            self._breaker.succeeded()
+            self.stats.record(operation, "rejected")
+            logger.warning("Redis rejects %s: %s", operation, str(error)[:100])
+            return otherwise
+        except FAULTS as error:
+            self._breaker.failed()
+            self.stats.record(operation, "error")
+            logger.warning("cache %s failed: %s", operation, type(error).__name__)
+            return otherwise
+        self._breaker.succeeded()
+        return result
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        """A connection that has nothing of an earlier reply on it; whatever interrupts its use closes it."""
+        async with self._room:
+            connection = self._idle.pop() if self._idle else self._connections.make()
+            try:
+                if connection.is_connected and await connection.can_read():
+                    # closed by the server, or bytes that nobody asked for
+                    await connection.disconnect(nowait=True)
+                with sense():
+                    await connection.connect()
+                yield connection
+            except BaseException:
+                await connection.disconnect(nowait=True)
+                raise
+            if self._closed:
+                await connection.disconnect(nowait=True)
+            else:
+                self._idle.append(connection)
+
+    @asynccontextmanager
+    async def _wakeups(self, channel: str) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
+        """Yields a sleep that a message on the channel ends early; without a subscription, a plain sleep."""
+        listener = self._connections.make() if self._waiters < MAX_WAITERS else None
+        self._waiters += 1
+
+        async def wakeup(seconds: float) -> None:
+            nonlocal listener
+            until = time.monotonic() + seconds
+            if listener is not None:
+                try:
+                    with sense():
+                        await listener.read_response(timeout=seconds)
+                    return
+                except FAULTS:
+                    self.stats.record("wait", "error")
+                    await listener.disconnect(nowait=True)
+                    listener = None
+            await asyncio.sleep(until - time.monotonic())
+
+        try:
+            if listener is not None and not await self._subscribe(listener, channel):
+                listener = None
+            yield wakeup
+        finally:
+            self._waiters -= 1
+            if listener is not None:
+                await listener.disconnect(nowait=True)
+
+    async def _subscribe(self, listener: Any, channel: str) -> bool:
+        if self._breaker.is_open:
+            return False
+        try:
+            async with asyncio.timeout(self._settings.timeout):
+                with sense():
+                    await listener.connect()
+                    await listener.send_command("SUBSCRIBE", channel)
+                    await listener.read_response()
+            return True
+        except FAULTS:
+            # not the breaker's business: the channel may be forbidden; the look that follows tells
+            self.stats.record("wait", "error")
+            await listener.disconnect(nowait=True)
+            return False
+
+
+async def _carry(connection: Any, steps: Steps[Result]) -> Result:
+    """Sends what the steps yield, gives them the replies, and returns their result."""
+    try:
+        commands = next(steps)
+        while True:
+            commands = steps.send(await _exchange(connection, commands))
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
+async def _exchange(connection: Any, commands: Sequence[Command]) -> list[Any]:
+    for piece in pieces(connection.pack_commands(commands)):
+        await connection.send_packed_command([piece])
+    return [await _reply(connection) for _ in commands]
+
+
+async def _reply(connection: Any) -> Any:
+    try:
+        with sense():
+            return await connection.read_response()
+    except ResponseError as error:
+        return error

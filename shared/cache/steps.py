@@ -1,0 +1,276 @@
+"""What each cache operation says to Redis and what it makes of the answers. No I/O: a transport carries the commands.
+
+An operation is a generator: it yields commands that go out together on one connection, and gets their replies, errors
+among them as values. All commands of one operation use the same connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+from redis.exceptions import ResponseError
+
+from shared.cache.stats import CacheStats
+from shared.config import CacheSettings
+from shared.keys import lease_key, open_alias, seal_alias, wake_channel
+from shared.records import HEADER_BYTES, RecordError, RecordHeader, decode_record, read_header
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Command: TypeAlias = tuple[str | bytes | int, ...]
+Steps: TypeAlias = Generator[Sequence[Command], list[Any], Result]
+
+#: a waiter looks by itself this often, seconds, in case its wake-up was lost
+WAIT_POLL = 1.0
+#: and never more often than this, even if the lease is about to end
+SHORTEST_PAUSE = 0.05
+#: Redis's memory limit is read again this often, seconds
+LIMIT_PERIOD = 30.0
+#: a record above this share of ``maxmemory`` would evict everybody else's
+LARGEST_SHARE = 8
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a waiter sees.
+
+    Attributes:
+        header: of the record, once it is there.
+        lease: seconds that the lease has left; None when nobody holds it.
+    """
+
+    header: RecordHeader | None
+    lease: float | None
+
+
+def next_pause(look: Look | None, left: float) -> float | None:
+    """Seconds that a waiter sleeps before its next look; None ends the wait.
+
+    Args:
+        look: the last one; None when Redis did not answer.
+        left: seconds until the waiter's own time is up.
+    """
+    if look is None or look.header is not None or look.lease is None or left <= 0:
+        return None
+    # apart from each other, so that many waiters don't ask all at once
+    return min(left, max(look.lease, SHORTEST_PAUSE), WAIT_POLL * random.uniform(0.75, 1.25))
+
+
+class Operations:
+    """The operations, for any transport. Safe for several threads.
+
+    Args:
+        settings: lease and life of entries.
+        stats: where outcomes are counted.
+    """
+
+    def __init__(self, settings: CacheSettings, stats: CacheStats) -> None:
+        self._stats = stats
+        self._lease = _milliseconds(settings.lease)
+        self._life: Command = () if settings.ttl is None else ("PX", _milliseconds(settings.ttl))
+        self._limit = _Limit()
+
+    def describe(self, key: str) -> Steps[RecordHeader | None]:
+        """The header of a record that is there in full length."""
+        head, length = yield [("GETRANGE", key, 0, HEADER_BYTES - 1), ("STRLEN", key)]
+        header = yield from self._checked("describe", key, lambda: _header(head, length, key))
+        self._stats.record("describe", "miss" if header is None else "hit")
+        return header
+
+    def fetch_many(self, keys: Sequence[str]) -> Steps[list[bytes | None]]:
+        """Whole records in the order of ``keys``."""
+        distinct = list(dict.fromkeys(keys))
+        replies = yield [("GET", key) for key in distinct]
+        found: dict[str, bytes | None] = {}
+        for key, reply in zip(distinct, replies, strict=True):
+            record = found[key] = yield from self._checked("fetch", key, partial(_record, reply, key))
+            self._stats.record("fetch", "miss" if record is None else "hit")
+            self._stats.moved(read=0 if record is None else len(record))
+        return [found[key] for key in keys]
+
+    def put(self, key: str, record: bytes, alias: str | None, digest: str | None) -> Steps[bool]:
+        """Stores a record, its alias and the wake-up in one round trip."""
+        if self._limit.claim_reading():
+            (information,) = yield [("INFO", "memory")]
+            self._limit.learn(_information(information))
+        if self._limit.refuses(len(record)):
+            self._stats.record("put", "refused")
+            return False
+        commands: list[Command] = [("SET", key, record, *self._life)]
+        if alias and digest:
+            commands.append(("SET", alias, seal_alias(alias, digest), *self._life))
+        # last, so that whoever it wakes finds the record
+        commands.append(("PUBLISH", wake_channel(key), "put"))
+        # only the record decides: no alias and no wake-up cost time, not answers
+        stored, *_ = yield commands
+        if not self._accepted("put", stored):
+            return False
+        self._stats.moved(written=len(record))
+        return True
+
+    def add_alias(self, alias: str, digest: str) -> Steps[bool]:
+        """Notes that a file holds a known picture."""
+        (stored,) = yield [("SET", alias, seal_alias(alias, digest), *self._life)]
+        return self._accepted("alias", stored)
+
+    def resolve_alias(self, alias: str) -> Steps[str | None]:
+        """Digest of the picture in a file."""
+        (reply,) = yield [("GET", alias)]
+        digest = yield from self._checked("alias", alias, lambda: _digest(reply, alias))
+        self._stats.record("alias", "miss" if digest is None else "hit")
+        return digest
+
+    def delete(self, keys: Iterable[str]) -> Steps[int]:
+        """Deletes entries; how many there were."""
+        if not (names := list(keys)):
+            return 0
+        (deleted,) = yield [("UNLINK", *names)]
+        return _number(deleted)
+
+    def claim(self, key: str, owner: str) -> Steps[bool]:
+        """Takes the lease. A Redis that refuses writes refuses leases first: then everybody may work."""
+        (taken,) = yield [("SET", lease_key(key), owner, "NX", "PX", self._lease)]
+        if isinstance(taken, ResponseError):
+            self._accepted("claim", taken)
+            return True
+        return taken is not None
+
+    def release(self, key: str, owner: str) -> Steps[None]:
+        """Drops the lease if it is still the owner's. WATCH, not a script: scripting may be forbidden for our user."""
+        name = lease_key(key)
+        _, holder = yield [("WATCH", name), ("GET", name)]
+        if holder == owner.encode():
+            yield [("MULTI",), ("DEL", name), ("PUBLISH", wake_channel(key), "released"), ("EXEC",)]
+        else:
+            yield [("UNWATCH",)]
+
+    def look(self, key: str) -> Steps[Look]:
+        """What a waiter wants to know. The lease is read first: who gave it back has stored the record before."""
+        lease, head, length = yield [
+            ("PTTL", lease_key(key)),
+            ("GETRANGE", key, 0, HEADER_BYTES - 1),
+            ("STRLEN", key),
+        ]
+        header = yield from self._checked("describe", key, lambda: _header(head, length, key))
+        left = _number(lease)
+        # -2: nobody holds it; -1: held without end
+        return Look(header, None if left == -2 else WAIT_POLL if left < 0 else left / 1000)
+
+    def ping(self) -> Steps[bool]:
+        """Whether Redis answers as Redis does."""
+        (pong,) = yield [("PING",)]
+        return bool(pong == b"PONG")
+
+    def info(self) -> Steps[dict[str, str]]:
+        """Memory figures and policy."""
+        (information,) = yield [("INFO", "memory")]
+        return _information(information)
+
+    def _accepted(self, operation: str, reply: Any) -> bool:
+        if isinstance(reply, ResponseError):
+            self._stats.record(operation, "rejected")
+            logger.warning("Redis rejects %s: %s", operation, str(reply)[:100])
+            return False
+        self._stats.record(operation, "ok")
+        return True
+
+    def _checked(self, operation: str, key: str, check: Callable[[], Result]) -> Steps[Result | None]:
+        """The result of ``check``, or None for an entry that fails it: that is counted and deleted."""
+        try:
+            return check()
+        except RecordError as error:
+            self._stats.record(operation, f"corrupt_{error.reason}")
+            logger.warning("a damaged entry is deleted: %s", error)
+            yield [("UNLINK", key)]
+            return None
+
+
+class _Limit:
+    """Redis's ``maxmemory``, read now and then by one caller."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes = 0
+        self._read_at = float("-inf")
+
+    def claim_reading(self) -> bool:
+        """Whether it is time to read it again; true for one caller."""
+        with self._lock:
+            now = time.monotonic()
+            stale = now - self._read_at > LIMIT_PERIOD
+            self._read_at = now if stale else self._read_at
+            return stale
+
+    def learn(self, information: dict[str, str]) -> None:
+        number = information.get("maxmemory", "")
+        if number.isdigit():
+            self._bytes = int(number)
+
+    def refuses(self, size: int) -> bool:
+        return bool(self._bytes) and size * LARGEST_SHARE > self._bytes
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def _bytes(reply: Any) -> bytes | None:
+    """A string reply.
+
+    Raises:
+        RecordError: the key holds another type, or the reply makes no sense.
+        ResponseError: Redis refuses to read.
+    """
+    if reply is None or isinstance(reply, bytes):
+        return reply
+    if isinstance(reply, ResponseError) and not str(reply).startswith("WRONGTYPE"):
+        raise reply
+    raise RecordError("type", f"the key holds no string ({type(reply).__name__})")
+
+
+def _number(reply: Any) -> int:
+    if isinstance(reply, int):
+        return reply
+    raise reply if isinstance(reply, ResponseError) else ResponseError(f"no number: {type(reply).__name__}")
+
+
+def _header(head: Any, length: Any, key: str) -> RecordHeader | None:
+    start = _bytes(head)
+    if not start or not (size := _number(length)):  # the entry may go between the two commands
+        return None
+    header = read_header(start, key)
+    if size != HEADER_BYTES + header.payload_bytes:
+        raise RecordError("truncated", f"{size} bytes where the header says {HEADER_BYTES + header.payload_bytes}")
+    return header
+
+
+def _record(reply: Any, key: str) -> bytes | None:
+    record = _bytes(reply)
+    if record is not None:
+        decode_record(record, key)
+    return record
+
+
+def _digest(reply: Any, alias: str) -> str | None:
+    sealed = _bytes(reply)
+    if sealed is None:
+        return None
+    if (digest := open_alias(alias, sealed)) is None:
+        raise RecordError("alias", "the alias does not carry its own seal")
+    return digest
+
+
+def _information(reply: Any) -> dict[str, str]:
+    """The lines of INFO; empty when Redis does not let us see them."""
+    if not isinstance(reply, bytes):
+        return {}
+    lines = reply.decode(errors="replace").splitlines()
+    return {line.split(":")[0]: line.split(":", 1)[1] for line in lines if ":" in line}
