@@ -20,8 +20,8 @@ import torch
 from shared.config import CacheSettings, LanguageSettings, ModelSettings
 from shared.errors import Unavailable
 from tests.llm_service.conftest import EngineThread
+from tests.llm_service.desk import Desk, tokens
 from tests.llm_service.pictures import Picture, embed
-from tests.llm_service.test_engine import Desk, tokens
 from tests.llm_service.test_plugin import alive
 
 OWNER = """
