@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from shared.keys import Namespace
-
 from llm_service.messages import Chunk
 from llm_service.prompts import Prompt
 from llm_service.sampling import SamplingOptions
 from shared.items import VisionItem
+from shared.keys import Namespace
 
 
 class EncoderPool(Protocol):

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
-from shared.keys import Namespace
 
 from llm_service.messages import Chunk
 from llm_service.prompts import Prompt
 from llm_service.sampling import SamplingOptions
 from shared.errors import Busy, LookonceError, Unavailable
 from shared.items import VisionItem
+from shared.keys import Namespace
 from shared.log import request_id
 
 #: encoding twice gives the same bytes, so a call whose replica died is simply made again

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from shared.local_redis import LocalRedis
 
 from lookonce.service import free_port, running
+from shared.local_redis import LocalRedis
 from tests.service.conftest import MODEL, ROOT, image_part, metric, random_png, service_settings, text_part, user
 
 START_SECONDS = 180
