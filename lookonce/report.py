@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.markup import escape
 from rich.table import Table
 
 from lookonce.client import Answer
@@ -30,19 +31,22 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def answer_table(answers: Sequence[tuple[str, Answer]]) -> Table:
-    """One row per answer: question, answer, source of its images, milliseconds per stage."""
-    table = Table(title="Milliseconds per step", caption="– : this step was not needed", show_lines=False)
-    for heading in ("question", "answer", "embedding from"):
-        table.add_column(heading, overflow="fold")
-    for _, _, heading in STAGES:
-        table.add_column(heading, justify="right")
-    for question, answer in answers:
-        images = answer.report["images"]
-        sources = ", ".join({"cache": "Redis", "encoder": "encoder"}[image["source"]] for image in images) or "–"
-        table.add_row(
-            question, answer.text, sources, *(milliseconds(_seconds(answer, where, name)) for where, name, _ in STAGES)
-        )
+    """A column per question: its answer, the source of its images, milliseconds per step."""
+    table = Table(title="Milliseconds per step", caption="– : this step was not needed")
+    table.add_column("question")
+    for question, _ in answers:
+        table.add_column(question, overflow="fold", justify="right")
+    given = [answer for _, answer in answers]
+    table.add_row("answer", *(escape(answer.text) for answer in given))
+    table.add_row("embedding from", *(_sources(answer) for answer in given), end_section=True)
+    for where, name, heading in STAGES:
+        table.add_row(heading, *(milliseconds(_seconds(answer, where, name)) for answer in given))
     return table
+
+
+def _sources(answer: Answer) -> str:
+    names = {"cache": "Redis", "encoder": "encoder"}
+    return ", ".join(names[image["source"]] for image in answer.report["images"]) or "–"
 
 
 def _seconds(answer: Answer, where: str, name: str) -> float | None:

@@ -102,6 +102,8 @@ def _start_ray(stack: ExitStack, settings: Settings, folder: Path, report: Repor
     # Ray's workers run at niceness 15 by default: any other process on the machine would starve the service
     os.environ.setdefault("RAY_worker_niceness", "0")
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
+    # "token authentication is enabled" is good news that nobody asked for
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     address = settings.ray.address
     report(f"Connecting to Ray at {address}" if address else "Starting Ray")
     private = (
@@ -151,12 +153,10 @@ def _stop_serve(*, private: bool) -> None:
 
     from lookonce.application import APPLICATION
 
-    if not private:
-        serve.delete(APPLICATION)
-        return
-    drain = threading.Thread(target=serve.shutdown, name="drain", daemon=True)
+    # deleting the application is enough: shutting Serve itself down prints faults of the controller that it kills
+    drain = threading.Thread(target=serve.delete, args=(APPLICATION,), name="drain", daemon=True)
     drain.start()
-    drain.join(DRAIN_SECONDS)
+    drain.join(DRAIN_SECONDS if private else None)
 
 
 def _replica_error(application: str) -> str:

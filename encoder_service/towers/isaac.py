@@ -99,13 +99,13 @@ class IsaacTower(Tower):
         if stamp != self._positions_of:  # trained on, loaded again, moved or converted
             self._positions.clear()
             self._positions_of = stamp
-        if (table := self._positions.get(grid)) is None:
+        table = self._positions.pop(grid, None)
+        if table is None:
             with torch.no_grad():
                 table = self.resize_positions(grid).to("cpu", self.position_table.dtype).contiguous()
-            self._positions[grid] = table
-            while len(self._positions) > 1 and sum(t.nbytes for t in self._positions.values()) > POSITION_CACHE_BYTES:
-                self._positions.popitem(last=False)
-        self._positions.move_to_end(grid)
+        self._positions[grid] = table  # the newest stands last; two threads at once only do the work twice
+        while len(self._positions) > 1 and sum(t.nbytes for t in [*self._positions.values()]) > POSITION_CACHE_BYTES:
+            self._positions.popitem(last=False)
         return table
 
     def plan(self, grids: Sequence[Grid], budget: Budget | None = None) -> Plan:
