@@ -122,7 +122,7 @@ def _start_ray(stack: ExitStack, settings: Settings, folder: Path, report: Repor
         address=address or "local",
         namespace="lookonce",
         runtime_env={"env_vars": environment},
-        logging_level=logging.WARNING,
+        logging_level=logging.ERROR,
         log_to_driver=settings.log.level == "debug",
         **private,
     )
