@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -16,9 +17,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lookonce.service import free_port, running
+from lookonce.service import free_port
 from shared.local_redis import LocalRedis
-from tests.service.conftest import MODEL, ROOT, image_part, metric, random_png, service_settings, text_part, user
+from tests.service.conftest import MODEL, ROOT, image_part, metric, random_png, text_part, user
 
 START_SECONDS = 180
 #: Ctrl-C during load must end within this
@@ -31,10 +32,10 @@ def question(seed: int) -> dict[str, object]:
 
 
 @contextmanager
-def serving(tmp: Path, marker: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def serving(tmp: Path, marker: str, **variables: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """``lookonce serve`` as a process; every descendant carries ``marker`` in its environment."""
     port = free_port()
-    environment = os.environ | {"LOOKONCE_TEST_MARKER": marker, "TMPDIR": str(tmp)}
+    environment = os.environ | {"LOOKONCE_TEST_MARKER": marker, "TMPDIR": str(tmp)} | variables
     command = [sys.executable, "-m", "lookonce.cli", "serve", "--port", str(port)]
     process = subprocess.Popen(command, cwd=ROOT, env=environment)
     url = f"http://127.0.0.1:{port}"
@@ -57,6 +58,11 @@ def serving(tmp: Path, marker: str) -> Iterator[tuple[subprocess.Popen[bytes], s
             os.kill(pid, signal.SIGKILL)
 
 
+def short_folder(number: int) -> Path:
+    """A temporary folder whose unix sockets have short enough paths."""
+    return Path(tempfile.mkdtemp(prefix=f"lo{number}-", dir="/tmp"))
+
+
 def marked(marker: str) -> list[int]:
     """Processes whose environment holds the marker."""
     found = []
@@ -74,8 +80,7 @@ def marked(marker: str) -> list[int]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_load_ends_everything(tmp_path: Path, number: signal.Signals) -> None:
     marker = f"{tmp_path.name}-{number.name}"
-    short = Path("/tmp") / f"lo{os.getpid()}{number.value}"  # unix sockets need short paths
-    short.mkdir()
+    short = short_folder(number.value)
     with serving(short, marker) as (process, url):
         stop = threading.Event()
 
@@ -115,10 +120,12 @@ def test_a_restart_keeps_the_embeddings(tmp_path: Path) -> None:
     try:
         texts = []
         for encoded in (1, 0):
-            with running(service_settings(cache={"url": redis.url})) as url:
+            with serving(short_folder(encoded), f"restart{encoded}", LOOKONCE_CACHE__URL=redis.url) as (process, url):
                 answer = httpx.post(f"{url}/v1/chat/completions", json=question(1), timeout=120).json()
                 texts.append(answer["choices"][0]["message"]["content"])
                 assert metric(url, "lookonce_encoded_images_total") == encoded
+                process.send_signal(signal.SIGINT)
+                process.wait(timeout=60)
         assert texts[0] == texts[1]
     finally:
         redis.stop()

@@ -31,17 +31,26 @@ TOLERANCE = 1e-3
 MONOLITH = """
 import json, sys
 from vllm import LLM, SamplingParams
-prompts, checkpoint, out = json.load(open(sys.argv[1])), sys.argv[2], sys.argv[3]
-llm = LLM(model=checkpoint, dtype="float32", max_model_len=2048, enforce_eager=True, limit_mm_per_prompt={"image": 8})
-params = SamplingParams(temperature=0, max_tokens=16, logprobs=0)
-results = []
-for output in llm.chat(prompts, params, chat_template_content_format="openai"):
-    answer = output.outputs[0]
-    logprobs = [step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids)]
-    tokens = [step[token].decoded_token for step, token in zip(answer.logprobs, answer.token_ids)]
-    length = len(output.prompt_token_ids)
-    results.append({"text": answer.text, "tokens": tokens, "logprobs": logprobs, "prompt": length})
-json.dump(results, open(out, "w"))
+
+def main():
+    prompts, checkpoint, out = json.load(open(sys.argv[1])), sys.argv[2], sys.argv[3]
+    limits = {"image": 8}
+    llm = LLM(model=checkpoint, dtype="float32", max_model_len=2048, enforce_eager=True, limit_mm_per_prompt=limits)
+    params = SamplingParams(temperature=0, max_tokens=16, logprobs=0)
+    results = []
+    for output in llm.chat(prompts, params, chat_template_content_format="openai"):
+        answer = output.outputs[0]
+        steps = [step[token] for step, token in zip(answer.logprobs, answer.token_ids)]
+        results.append({
+            "text": answer.text,
+            "tokens": [step.decoded_token for step in steps],
+            "logprobs": [step.logprob for step in steps],
+            "prompt": len(output.prompt_token_ids),
+        })
+    json.dump(results, open(out, "w"))
+
+if __name__ == "__main__":
+    main()
 """
 
 
