@@ -16,6 +16,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
+import psutil
+
 from shared import metrics
 from shared.config import Settings
 from shared.errors import ConfigError, Unavailable
@@ -118,6 +120,8 @@ def _start_ray(stack: ExitStack, settings: Settings, folder: Path, report: Repor
         }
     )
     handlers = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+    if not address:
+        stack.callback(_end_leftovers, str(prometheus))
     ray.init(
         address=address or "local",
         namespace="lookonce",
@@ -157,6 +161,21 @@ def _stop_serve(*, private: bool) -> None:
     drain = threading.Thread(target=serve.delete, args=(APPLICATION,), name="drain", daemon=True)
     drain.start()
     drain.join(DRAIN_SECONDS if private else None)
+
+
+def _end_leftovers(marker: str) -> None:
+    """Ends what outlived its parent: vLLM's engine processes notice a dead replica only after a moment.
+
+    Args:
+        marker: the run's own metrics folder, which every process of the run has in its environment.
+    """
+    leftovers = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get(metrics.MULTIPROC_DIR) == marker:
+                process.kill()
+                leftovers.append(process)
+    psutil.wait_procs(leftovers, timeout=3)
 
 
 def _replica_error(application: str) -> str:
