@@ -11,19 +11,30 @@ from blake3 import blake3
 
 from encoder_service.layouts.base import Layout, Sources, section, whole
 from encoder_service.layouts.isaac import ISAAC
+from encoder_service.layouts.pixtral import LLAVA, MISTRAL3, NATIVE
+from encoder_service.layouts.radio import ALONE, LLAMA, NANO
 from encoder_service.preprocess.base import Preprocess
 from encoder_service.tensor_files import TensorFiles
 from encoder_service.towers.base import Tower
 from shared.config import Dtype
 from shared.errors import CheckpointError
 from shared.families import Family, family_of, read_config
+from shared.model_config import config_file, weight_stem
 from shared.sizing import NaflexRule, SizeRule
 
 #: raise when a change of the towers' arithmetic changes the bits of an embedding: old cache entries then miss
 NUMERICS_VERSION = 1
 
 #: by the family's name in ``shared/families.py``
-LAYOUTS: dict[str, Layout] = {"isaac": ISAAC}
+LAYOUTS: dict[str, Layout] = {
+    "isaac": ISAAC,
+    "pixtral": NATIVE,
+    "pixtral-hf": LLAVA,
+    "mistral3": MISTRAL3,
+    "radio": ALONE,
+    "llama-nemotron": LLAMA,
+    "nemotron-nano": NANO,
+}
 
 
 class Fingerprints(NamedTuple):
@@ -74,12 +85,13 @@ def load_encoder(checkpoint: Path, dtype: Dtype, device: str = "cpu") -> LoadedE
     rule = _size_rule(family, config)
     with torch.device("meta"):
         tower = layout.build(config, rule).to(getattr(torch, dtype)).requires_grad_(False)
-    with TensorFiles(checkpoint) as files:
-        sources = _located(layout.sources(tower), family, files, checkpoint)
+    with TensorFiles(checkpoint, weight_stem(checkpoint)) as files:
+        root = _root(family, files, checkpoint)
+        sources = _located(layout, tower, family, root, files, checkpoint)
         _check_shapes(tower, sources, files)
         tower = tower.to_empty(device=torch.device(device)).eval()
-        _fill(tower, sources, files)
-    preprocess = layout.preprocess(rule)
+        _fill(tower, layout, sources, files, root)
+    preprocess = layout.preprocess(config, rule)
     prints = Fingerprints(
         tower_fingerprint(tower, layout.describe(tower), dtype), blake3(preprocess.fingerprint().encode()).hexdigest()
     )
@@ -100,9 +112,9 @@ def _size_rule(family: Family, config: dict[str, Any]) -> SizeRule:
     """The family's rule, once the numbers that it is made from are known to be numbers."""
     section(config, "vision_config")
     rule = family.size_rule(config)
-    fields = vars(rule) if isinstance(rule, NaflexRule) else {"patch_size": rule.patch_size, "merge": rule.merge}
-    for name, value in fields.items():
-        if value is not None:
+    numbers = {name for name, kind in type(rule).__annotations__.items() if kind.startswith("int")}
+    for name, value in vars(rule).items():
+        if name in numbers and value is not None:
             whole({name: value}, name)
     if isinstance(rule, NaflexRule) and rule.max_patches < max(rule.merge**2, rule.min_patches or 0):
         raise CheckpointError(
@@ -112,42 +124,64 @@ def _size_rule(family: Family, config: dict[str, Any]) -> SizeRule:
     return rule
 
 
-def _located(sources: Sources, family: Family, files: TensorFiles, checkpoint: Path) -> Sources:
-    """The sources under the prefix that this checkpoint uses; every tensor under it must have a use.
+def _root(family: Family, files: TensorFiles, checkpoint: Path) -> str:
+    """What stands before the tower's names in this checkpoint.
 
     Raises:
-        CheckpointError: nothing under any known prefix, or a tensor that the configuration leaves without a place.
+        CheckpointError: none of what the family knows.
     """
-    for prefix in family.tower_prefixes:
-        if found := files.names(prefix):
-            located = {ours: tuple(prefix + name for name in theirs) for ours, theirs in sources.items()}
-            if unknown := found - {name for names in located.values() for name in names}:
-                raise CheckpointError(
-                    f"{checkpoint}: {min(unknown)} has no place in the tower that config.json describes "
-                    f"({len(unknown)} such tensors)"
-                )
-            return located
+    for root in family.tower_roots:
+        if any(files.names(root + part) for part in family.tower_parts):
+            return root
     raise CheckpointError(
         f"{checkpoint} has no tensor of the tower of family {family.name}: "
         f"no name begins with {' or '.join(family.tower_prefixes)}"
     )
 
 
+def _located(layout: Layout, tower: Tower, family: Family, root: str, files: TensorFiles, checkpoint: Path) -> Sources:
+    """The sources with their full names; every tensor of the tower in the files must have a use.
+
+    Raises:
+        CheckpointError: a tensor that the configuration leaves without a place.
+    """
+    found = set().union(*(files.names(root + part) for part in family.tower_parts))
+    stored = frozenset(name.removeprefix(root) for name in found)
+    sources = layout.spelled(tower, layout.sources(tower), stored)
+    located = {
+        ours: tuple(root + name for name in theirs)
+        for ours, theirs in sources.items()
+        if layout.absent(tower, ours) is None or stored >= set(theirs)
+    }
+    unknown = found - {name for names in located.values() for name in names}
+    if unknown := {name for name in unknown if not layout.spare(tower, name.removeprefix(root))}:
+        raise CheckpointError(
+            f"{files.place(min(unknown))}: {min(unknown)} has no place in the tower that "
+            f"{config_file(checkpoint)} describes ({len(unknown)} such tensors)"
+        )
+    return located
+
+
 def _check_shapes(tower: Tower, sources: Sources, files: TensorFiles) -> None:
     """Compares every shape in the headers with the tower's before memory is spent."""
     for ours, parameter in tower.state_dict().items():
-        names = sources[ours]
+        if (names := sources.get(ours)) is None:  # absent, as it may be
+            continue
         wanted = (parameter.shape[0] // len(names), *parameter.shape[1:])
         for name in names:
             if (found := files.shape(name)) != wanted:
                 raise CheckpointError(
-                    f"{files.place(name)}: {name} has shape {list(found)}, config.json asks for {list(wanted)}"
+                    f"{files.place(name)}: {name} has shape {list(found)}, the configuration asks for {list(wanted)}"
                 )
 
 
-def _fill(tower: Tower, sources: Sources, files: TensorFiles) -> None:
+def _fill(tower: Tower, layout: Layout, sources: Sources, files: TensorFiles, root: str) -> None:
     """Copies the tensors into the parameters, with conversion of dtype and device on the way."""
     for ours, parameter in tower.state_dict().items():
-        names = sources[ours]
+        if (names := sources.get(ours)) is None:
+            value = layout.absent(tower, ours)
+            assert value is not None, f"{ours} has neither a source nor a value"
+            parameter.fill_(value)
+            continue
         for rows, name in zip(parameter.chunk(len(names)), names, strict=True):
-            rows.copy_(files.tensor(name))
+            rows.copy_(layout.arrange(tower, name.removeprefix(root), files.tensor(name)))

@@ -16,9 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from shared.errors import CheckpointError
+from shared.model_config import PARAMS, STEMS
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 #: bytes; the index of a model with 10,000 tensors has about 1 MB
 MAX_INDEX_BYTES = 64 << 20
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -32,22 +31,26 @@ class TensorFiles:
 
     Args:
         checkpoint: the folder.
+        stem: how the files' names begin: ``model`` as transformers writes them, ``consolidated`` as Mistral does.
 
     Raises:
         CheckpointError: no safetensors here, or an index that cannot be used.
     """
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, stem: str = "model") -> None:
         self._folder = checkpoint
         self._open_files: dict[str, Any] = {}
         self._stack = ExitStack()
         self.read: dict[str, list[str]] = {}
-        if (checkpoint / INDEX).is_file():
-            self._file_of = _read_index(checkpoint / INDEX)
-        elif (checkpoint / SINGLE).is_file():
-            self._file_of = dict.fromkeys(self._opened(SINGLE).keys(), SINGLE)
+        single, index = f"{stem}.safetensors", f"{stem}.safetensors.index.json"
+        if (checkpoint / index).is_file():
+            self._file_of = _read_index(checkpoint / index)
+        elif (checkpoint / single).is_file():
+            self._file_of = dict.fromkeys(self._opened(single).keys(), single)
+        elif stem == STEMS[PARAMS] and (parts := sorted(checkpoint.glob(f"{stem}*.safetensors"))):
+            self._file_of = {name: part.name for part in parts for name in self._opened(part.name).keys()}  # noqa: SIM118
         else:
-            raise CheckpointError(f"{checkpoint} holds neither {SINGLE} nor {INDEX}; only safetensors are read")
+            raise CheckpointError(f"{checkpoint} holds neither {single} nor {index}; only safetensors are read")
 
     def __enter__(self) -> TensorFiles:
         return self

@@ -6,50 +6,16 @@ or the ``architectures`` of a checkpoint's ``config.json``; nothing here reads w
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from shared.errors import CheckpointError
+from shared.family import Family
+from shared.model_config import Config, config_file, read_config
+from shared.pixtral import MISTRAL3, PIXTRAL, PIXTRAL_HF
+from shared.radio import LLAMA_NEMOTRON, NEMOTRON_NANO, RADIO
 from shared.sizing import NaflexRule, SizeRule
 
-Config = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Family:
-    """One model family.
-
-    Attributes:
-        name: short name, used in module names and metrics.
-        model_type: ``model_type`` in ``config.json``.
-        architectures: ``architectures`` in ``config.json``.
-        image_text: what a chat template writes for one image.
-        image_token: the token that stands for one embedding row in the prompt.
-        grid_origin: where an image's height and width positions begin (``llm_service.mrope.GridOrigin``); None for
-            models with one row of positions.
-        mrope_divisors: the M-RoPE sections, each as head size over this; empty without M-RoPE.
-        language_architecture: the text model, as the language engine names it.
-        tower_prefixes: checkpoint names of the tower and projector begin with one of these.
-        language_prefixes: checkpoint prefixes of the language model with what replaces them, first match wins.
-        size_rule: from ``config.json`` to the family's size arithmetic.
-        max_tokens: from ``config.json`` to the most embedding rows that one image can have.
-    """
-
-    name: str
-    model_type: str
-    architectures: tuple[str, ...]
-    image_text: str
-    image_token: str
-    grid_origin: str | None
-    mrope_divisors: tuple[int, ...]
-    language_architecture: str
-    tower_prefixes: tuple[str, ...]
-    language_prefixes: tuple[tuple[str, str], ...]
-    size_rule: Callable[[Config], SizeRule]
-    max_tokens: Callable[[Config], int]
+__all__ = ["FAMILIES", "ISAAC", "Config", "Family", "context_length", "family_of", "read_config", "size_rule"]
 
 
 def _isaac_rule(config: Config) -> NaflexRule:
@@ -85,7 +51,8 @@ ISAAC = Family(
     grid_origin="zero",
     mrope_divisors=(4, 8, 8),
     language_architecture="Qwen3ForCausalLM",
-    tower_prefixes=("model.vision_embedding.", "vision_embedding."),
+    tower_roots=("model.", ""),
+    tower_parts=("vision_embedding.",),
     language_prefixes=(
         ("lm_head.", "lm_head."),
         ("model.text_model.lm_head.", "lm_head."),
@@ -97,25 +64,10 @@ ISAAC = Family(
     max_tokens=_isaac_max_tokens,
 )
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (ISAAC,)}
-
-
-def read_config(checkpoint: Path) -> dict[str, Any]:
-    """The checkpoint's ``config.json``; data only, nothing that it names is ever imported or run.
-
-    Raises:
-        CheckpointError: missing or not a JSON object.
-    """
-    path = checkpoint / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
-    except RecursionError as error:
-        raise CheckpointError(f"{path} is nested too deeply") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path} must hold a JSON object")
-    return config
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (ISAAC, PIXTRAL, PIXTRAL_HF, MISTRAL3, RADIO, LLAMA_NEMOTRON, NEMOTRON_NANO)
+}
 
 
 def family_of(config: Config) -> Family:
@@ -124,12 +76,12 @@ def family_of(config: Config) -> Family:
     Raises:
         CheckpointError: no family here; names what was found.
     """
-    model_type, architectures = config.get("model_type"), config.get("architectures") or ()
     for family in FAMILIES.values():
-        if model_type == family.model_type or set(architectures) & set(family.architectures):
+        if family.matches(config):
             return family
     raise CheckpointError(
-        f"no family for model_type {model_type!r} with architectures {list(architectures)}; "
+        f"no family for model_type {config.get('model_type')!r} with architectures "
+        f"{list(config.get('architectures') or ())}; "
         f"known: {', '.join(family.model_type for family in FAMILIES.values())}"
     )
 
@@ -154,5 +106,6 @@ def context_length(checkpoint: Path) -> int:
     text = config.get("text_config") or {}
     length = text.get("max_position_embeddings", config.get("max_position_embeddings"))
     if not isinstance(length, int) or length < 1:
-        raise CheckpointError(f"{checkpoint / 'config.json'} has no usable max_position_embeddings: {length!r}")
+        file = checkpoint / config_file(checkpoint)
+        raise CheckpointError(f"{file} has no usable max_position_embeddings: {length!r}")
     return length

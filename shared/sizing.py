@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from math import ceil
-from typing import NamedTuple
+from math import ceil, floor
+from typing import Literal, NamedTuple
 
 #: convergence width of the NaFlex scale search; part of the reference's size rule, so it must not change
 SCALE_EPS = 1e-5
@@ -47,6 +47,11 @@ class SizeRule(ABC):
     def tokens(self, width: int, height: int) -> int:
         """How many embedding rows a picture of this size gives the language model."""
         return self.grid(width, height).patches // self.merge**2
+
+    def merged(self, width: int, height: int) -> Grid:
+        """Those rows as a grid: height × width tokens, row-major."""
+        rows, columns = self.grid(width, height)
+        return Grid(rows // self.merge, columns // self.merge)
 
 
 @dataclass(frozen=True)
@@ -87,3 +92,34 @@ class NaflexRule(SizeRule):
                 low, high = (middle, high) if scaled(middle).patches <= self.max_patches else (low, middle)
             return scaled(low)
         return grid
+
+
+@dataclass(frozen=True)
+class LongestSideRule(SizeRule):
+    """The rule of Pixtral: the longer side has a limit, the ratio stays, each side grows to whole blocks of patches.
+
+    Attributes:
+        patch_size: side of a patch, pixels.
+        merge: side of the block of patches that becomes one token; both sides of the grid are multiples of it.
+        longest: longest side after reduction, pixels; smaller pictures are not enlarged beyond their last block.
+        rounding: of a reduced side: ``nearest`` (even at a tie) in Mistral's own code, ``down`` in transformers.
+    """
+
+    patch_size: int = 16
+    merge: int = 1
+    longest: int = 1024
+    rounding: Literal["nearest", "down"] = "nearest"
+
+    def grid(self, width: int, height: int) -> Grid:
+        """See :meth:`SizeRule.grid`. The thinnest strips keep one block, where transformers ends with none."""
+        ratio = max(height / self.longest, width / self.longest)
+        if ratio > 1:
+            whole = round if self.rounding == "nearest" else floor
+            width, height = (max(whole(side / ratio), 1) for side in (width, height))
+        cell = self.patch_size * self.merge
+        return Grid(*(((side - 1) // cell + 1) * self.merge for side in (height, width)))
+
+    @property
+    def max_tokens(self) -> int:
+        """Most embedding rows of one picture."""
+        return ((self.longest - 1) // (self.patch_size * self.merge) + 1) ** 2

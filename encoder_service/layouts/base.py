@@ -6,14 +6,33 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from encoder_service.preprocess.base import Preprocess
 from encoder_service.towers.base import Tower
 from shared.errors import CheckpointError
+from shared.model_config import CONFIG
 from shared.sizing import SizeRule
 
 Config = Mapping[str, Any]
-#: parameter of the tower → names in the file, without the family's prefix; several are stacked by rows
+#: parameter of the tower → names in the file, after the family's root; several are stacked by rows
 Sources = dict[str, tuple[str, ...]]
+
+
+def _as_it_is(tower: Tower, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _none(tower: Tower, name: str) -> bool:
+    return False
+
+
+def _one_spelling(tower: Tower, sources: Sources, names: frozenset[str]) -> Sources:
+    return sources
+
+
+def _never(tower: Tower, name: str) -> float | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -24,17 +43,25 @@ class Layout:
         build: makes the tower from ``config.json`` and the size rule; it is called where nothing is allocated.
         describe: text of everything but the weights that changes what the tower computes.
         sources: where each parameter of that tower stands in the files.
-        preprocess: makes the preprocessing for a size rule.
+        preprocess: makes the preprocessing for a configuration and its size rule.
+        arrange: puts a stored tensor, named after the family's root, into the tower's order; the shape stays.
+        spare: whether a stored tensor may be without a place in the tower, because the configuration leaves it out.
+        spelled: the sources in the spelling that the stored names show, where a family's checkpoints have several.
+        absent: the value of a parameter that a checkpoint may leave out; None when it may not.
     """
 
     build: Callable[[Config, SizeRule], Tower]
     describe: Callable[[Tower], str]
     sources: Callable[[Tower], Sources]
-    preprocess: Callable[[SizeRule], Preprocess]
+    preprocess: Callable[[Config, SizeRule], Preprocess]
+    arrange: Callable[[Tower, str, torch.Tensor], torch.Tensor] = _as_it_is
+    spare: Callable[[Tower, str], bool] = _none
+    spelled: Callable[[Tower, Sources, frozenset[str]], Sources] = _one_spelling
+    absent: Callable[[Tower, str], float | None] = _never
 
 
-def section(config: Config, name: str) -> Config:
-    """A nested mapping of ``config.json``; empty when it is missing or null.
+def section(config: Config, name: str, *, file: str = CONFIG) -> Config:
+    """A nested mapping of the configuration; empty when it is missing or null. ``file`` is named in errors.
 
     Raises:
         CheckpointError: it is something else.
@@ -43,19 +70,19 @@ def section(config: Config, name: str) -> Config:
     if found is None:
         return {}
     if not isinstance(found, Mapping):
-        raise CheckpointError(f"config.json: {name} must be an object, found {type(found).__name__}")
+        raise CheckpointError(f"{file}: {name} must be an object, found {type(found).__name__}")
     return found
 
 
-def whole(config: Config, name: str, default: int | None = None, *, most: int = 1 << 20) -> int:
-    """A whole number between 1 and ``most`` from ``config.json``.
+def whole(config: Config, name: str, default: int | None = None, *, most: int = 1 << 20, file: str = CONFIG) -> int:
+    """A whole number between 1 and ``most`` from the configuration; ``file`` is named in errors.
 
     Raises:
         CheckpointError: missing without a default, of another type, or out of range.
     """
     found = config.get(name, default)
     if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= most:
-        raise CheckpointError(f"config.json: {name} must be a whole number from 1 to {most}, found {found!r:.80}")
+        raise CheckpointError(f"{file}: {name} must be a whole number from 1 to {most}, found {found!r:.80}")
     return found
 
 

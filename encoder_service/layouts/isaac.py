@@ -66,7 +66,7 @@ def _describe(tower: Tower) -> str:
 
 
 def _sources(tower: Tower) -> Sources:
-    """Names after ``vision_embedding.``; q, k and v are apart in the file and one product here."""
+    """q, k and v are apart in the file and one product here."""
     assert isinstance(tower, IsaacTower)
     sources: Sources = {
         "position_table": ("0.embeddings.position_embedding.weight",),
@@ -86,10 +86,10 @@ def _sources(tower: Tower) -> Sources:
                 f"{ours}.mlp.up.{kind}": (f"{theirs}.mlp.fc1.{kind}",),
                 f"{ours}.mlp.down.{kind}": (f"{theirs}.mlp.fc2.{kind}",),
             }
-    return sources
+    return {ours: tuple(f"vision_embedding.{name}" for name in theirs) for ours, theirs in sources.items()}
 
 
-def _preprocess(rule: SizeRule) -> Preprocess:
+def _preprocess(config: Config, rule: SizeRule) -> Preprocess:
     if not isinstance(rule, NaflexRule):
         raise CheckpointError(f"Isaac sizes images by the NaFlex rule, not by {type(rule).__name__}")
     return IsaacPreprocess(rule)

@@ -100,6 +100,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
     "gelu_new": partial(F.gelu, approximate="tanh"),
     "gelu": F.gelu,
+    "silu": F.silu,
     "quick_gelu": _quick_gelu,
 }
 

@@ -1,0 +1,281 @@
+"""Small random Pixtral checkpoints in the exact layouts of the published ones, all from one set of weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+
+from tests.tokenizers_pixtral import write_tekken, write_tokenizer
+
+#: ``native`` and ``native-merger`` are Mistral's (Pixtral-12B-2409, Mistral-Small-3.1), the others transformers'
+Kind = Literal["native", "native-merger", "llava", "mistral3"]
+KINDS: tuple[Kind, ...] = ("native", "native-merger", "llava", "mistral3")
+
+WIDTH, HEADS, HIDDEN, LAYERS = 64, 2, 128, 3
+TEXT_WIDTH, TEXT_HEADS, TEXT_KV_HEADS, HEAD_DIM, TEXT_HIDDEN, TEXT_LAYERS = 96, 2, 1, 32, 128, 2
+#: ids in the tower's own sizes; the language model's vocabulary has a few rows more than the tokenizer
+VOCABULARY = 640
+PATCH, LONGEST = 8, 256
+
+NATIVE_NAMES = {
+    "vision_tower.": "vision_encoder.",
+    "multi_modal_projector.linear_1.": "vision_language_adapter.w_in.",
+    "multi_modal_projector.linear_2.": "vision_language_adapter.w_out.",
+    "multi_modal_projector.norm.": "pre_mm_projector_norm.",
+    "multi_modal_projector.patch_merger.": "patch_merger.",
+    "language_model.model.embed_tokens.": "tok_embeddings.",
+    "language_model.model.norm.": "norm.",
+    "language_model.lm_head.": "output.",
+    "language_model.model.": "",
+    ".self_attn.": ".attention.",
+    ".mlp.": ".feed_forward.",
+    ".input_layernorm.": ".attention_norm.",
+    ".post_attention_layernorm.": ".ffn_norm.",
+    "q_proj": "wq",
+    "k_proj": "wk",
+    "v_proj": "wv",
+    "o_proj": "wo",
+    "gate_proj": "w1",
+    "down_proj": "w2",
+    "up_proj": "w3",
+}
+#: names since transformers 4.52
+NEW_NAMES = {
+    "language_model.model.": "model.language_model.",
+    "language_model.lm_head.": "lm_head.",
+    "vision_tower.": "model.vision_tower.",
+    "multi_modal_projector.": "model.multi_modal_projector.",
+}
+
+
+def write_pixtral(
+    path: Path,
+    kind: Kind,
+    *,
+    seed: int = 0,
+    sharded: bool = False,
+    new_names: bool = False,
+    merge: int | None = None,
+    bias: bool | None = None,
+    shift: int = 0,
+    feature_layer: int | list[int] = -1,
+) -> Path:
+    """Writes a random checkpoint to ``path`` and returns it.
+
+    Args:
+        path: folder, made if missing.
+        kind: layout.
+        seed: of the weights; equal seeds give one model in every layout of equal merging and biases.
+        sharded: several safetensors files with an index.
+        new_names: ``model.vision_tower.…`` instead of ``vision_tower.…``.
+        merge: side of a block of patches; None for 2 with a merger, 1 without.
+        bias: whether the projector has biases; None for what the published checkpoint has.
+        shift: moves the ids of the image tokens.
+        feature_layer: ``vision_feature_layer`` of transformers' layouts.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    merger = kind in ("native-merger", "mistral3")
+    merge = merge or (2 if merger else 1)
+    bias = (not merger) if bias is None else bias
+    features = len(feature_layer) if isinstance(feature_layer, list) else 1
+    tensors = _tensors(seed, merger=merger, merge=merge, bias=bias, features=features)
+    if kind.startswith("native"):
+        tensors = {_renamed(name, NATIVE_NAMES): _halves_to_pairs(name, t) for name, t in tensors.items()}
+        params = _params(merger=merger, merge=merge, bias=bias)
+        (path / "params.json").write_text(json.dumps(params, indent=1))
+        write_tekken(path, version="v7" if merger else "v3", patch=PATCH, longest=LONGEST, merge=merge, shift=shift)
+        stem = "consolidated"
+    else:
+        if new_names:
+            tensors = {_renamed(name, NEW_NAMES, once=True): tensor for name, tensor in tensors.items()}
+        image_id = write_tokenizer(path, shift=shift)
+        config = _config(merger=merger, merge=merge, bias=bias, image_id=image_id, feature_layer=feature_layer)
+        (path / "config.json").write_text(json.dumps(config, indent=1))
+        _write_processor(path, merge)
+        stem = "model"
+    _write_tensors(path, stem, tensors, sharded=sharded)
+    return path
+
+
+def _tensors(seed: int, *, merger: bool, merge: int, bias: bool, features: int) -> dict[str, torch.Tensor]:
+    """All tensors by transformers' older names; q and k in the order of rotated halves."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * scale * shape[-1] ** -0.5
+
+    def norm(size: int) -> torch.Tensor:
+        return 1 + 0.1 * torch.randn(size, generator=generator)
+
+    def block(prefix: str, width: int, hidden: int, q: int, kv: int, names: tuple[str, str, str, str]) -> None:
+        attention, feed, norm1, norm2 = (f"{prefix}{name}" for name in names)
+        for part, rows in (("q", q), ("k", kv), ("v", kv)):
+            tensors[f"{attention}.{part}_proj.weight"] = random(rows, width, scale=2.0 if part in "qk" else 1.0)
+        tensors[f"{attention}.o_proj.weight"] = random(width, q)
+        tensors[f"{feed}.gate_proj.weight"] = random(hidden, width)
+        tensors[f"{feed}.up_proj.weight"] = random(hidden, width)
+        tensors[f"{feed}.down_proj.weight"] = random(width, hidden)
+        tensors[f"{norm1}.weight"], tensors[f"{norm2}.weight"] = norm(width), norm(width)
+
+    tensors: dict[str, torch.Tensor] = {
+        "vision_tower.patch_conv.weight": torch.randn(WIDTH, 3, PATCH, PATCH, generator=generator) * 0.1,
+        "vision_tower.ln_pre.weight": norm(WIDTH),
+    }
+    for layer in range(LAYERS):
+        names = ("attention", "feed_forward", "attention_norm", "ffn_norm")
+        block(f"vision_tower.transformer.layers.{layer}.", WIDTH, HIDDEN, WIDTH, WIDTH, names)
+    text = "language_model.model."
+    tensors[f"{text}embed_tokens.weight"] = torch.randn(VOCABULARY, TEXT_WIDTH, generator=generator) * 0.5
+    tensors[f"{text}norm.weight"] = norm(TEXT_WIDTH)
+    tensors["language_model.lm_head.weight"] = random(VOCABULARY, TEXT_WIDTH)
+    for layer in range(TEXT_LAYERS):
+        names = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
+        rows = TEXT_HEADS * HEAD_DIM, TEXT_KV_HEADS * HEAD_DIM
+        block(f"{text}layers.{layer}.", TEXT_WIDTH, TEXT_HIDDEN, *rows, names)
+    projector = "multi_modal_projector."
+    tensors[f"{projector}linear_1.weight"] = random(TEXT_WIDTH, WIDTH * features)
+    tensors[f"{projector}linear_2.weight"] = random(TEXT_WIDTH, TEXT_WIDTH)
+    if bias:
+        for name in ("linear_1", "linear_2"):
+            tensors[f"{projector}{name}.bias"] = torch.randn(TEXT_WIDTH, generator=generator) * 0.1
+    if merger:
+        tensors[f"{projector}norm.weight"] = norm(WIDTH)
+        tensors[f"{projector}patch_merger.merging_layer.weight"] = random(WIDTH, WIDTH * merge**2)
+    return tensors
+
+
+def _renamed(name: str, names: dict[str, str], *, once: bool = False) -> str:
+    for old, new in names.items():
+        if old in name and (not once or name.startswith(old)):
+            name = name.replace(old, new, 1)
+            if once:
+                break
+    return name
+
+
+def _halves_to_pairs(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Queries and keys of native files: the rows that turn together lie side by side."""
+    if ".q_proj." not in name and ".k_proj." not in name:
+        return tensor
+    heads = tensor.shape[0] // HEAD_DIM
+    return tensor.view(heads, 2, HEAD_DIM // 2, -1).transpose(1, 2).reshape(tensor.shape).contiguous()
+
+
+def _params(*, merger: bool, merge: int, bias: bool) -> dict[str, Any]:
+    extra: dict[str, Any] = {}
+    if merger:
+        extra = {
+            "mm_projector_id": "patch_merge",
+            "spatial_merge_size": merge,
+            "add_pre_mm_projector_layer_norm": True,
+            "max_image_size": LONGEST,
+        }
+    return {
+        "dim": TEXT_WIDTH,
+        "n_layers": TEXT_LAYERS,
+        "head_dim": HEAD_DIM,
+        "hidden_dim": TEXT_HIDDEN,
+        "n_heads": TEXT_HEADS,
+        "n_kv_heads": TEXT_KV_HEADS,
+        "norm_eps": 1e-5,
+        "vocab_size": VOCABULARY,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 4096,
+        "vision_encoder": {
+            "hidden_size": WIDTH,
+            "num_channels": 3,
+            "image_size": LONGEST,
+            "patch_size": PATCH,
+            "rope_theta": 10000.0,
+            "intermediate_size": HIDDEN,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "adapter_bias": bias,
+            "image_token_id": 10,
+            **extra,
+        },
+    }
+
+
+def _config(*, merger: bool, merge: int, bias: bool, image_id: int, feature_layer: int | list[int]) -> dict[str, Any]:
+    name, model_type = ("Mistral3", "mistral3") if merger else ("Llava", "llava")
+    extra = {"spatial_merge_size": merge} if merger else {"vision_feature_select_strategy": "full"}
+    return {
+        "architectures": [f"{name}ForConditionalGeneration"],
+        "model_type": model_type,
+        "dtype": "float32",
+        "image_token_index": image_id,
+        "multimodal_projector_bias": bias,
+        "projector_hidden_act": "gelu",
+        "vision_feature_layer": feature_layer,
+        "tie_word_embeddings": False,
+        **extra,
+        "text_config": {
+            "model_type": "mistral",
+            "architectures": ["MistralForCausalLM"],
+            "hidden_size": TEXT_WIDTH,
+            "num_hidden_layers": TEXT_LAYERS,
+            "num_attention_heads": TEXT_HEADS,
+            "num_key_value_heads": TEXT_KV_HEADS,
+            "head_dim": HEAD_DIM,
+            "intermediate_size": TEXT_HIDDEN,
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "hidden_act": "silu",
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+        },
+        "vision_config": {
+            "model_type": "pixtral",
+            "hidden_size": WIDTH,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "intermediate_size": HIDDEN,
+            "head_dim": WIDTH // HEADS,
+            "hidden_act": "silu",
+            "image_size": LONGEST,
+            "patch_size": PATCH,
+            "rope_theta": 10000.0,
+        },
+    }
+
+
+def _write_processor(path: Path, merge: int) -> None:
+    images = {
+        "image_processor_type": "PixtralImageProcessor",
+        "size": {"longest_edge": LONGEST},
+        "patch_size": {"height": PATCH, "width": PATCH},
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+        "resample": 3,
+        "do_resize": True,
+        "do_rescale": True,
+        "do_normalize": True,
+        "do_convert_rgb": True,
+        "rescale_factor": 1 / 255,
+        "processor_class": "PixtralProcessor",
+    }
+    (path / "preprocessor_config.json").write_text(json.dumps(images, indent=1))
+    processor = {"processor_class": "PixtralProcessor", "patch_size": PATCH, "spatial_merge_size": merge}
+    (path / "processor_config.json").write_text(json.dumps(processor, indent=1))
+
+
+def _write_tensors(path: Path, stem: str, tensors: dict[str, torch.Tensor], *, sharded: bool) -> None:
+    if not sharded:
+        save_file(tensors, path / f"{stem}.safetensors", metadata={"format": "pt"})
+        return
+    names = sorted(tensors)
+    weight_map = {}
+    for number in range(3):
+        file = f"{stem}-{number + 1:05d}-of-00003.safetensors"
+        part = {name: tensors[name] for name in names[number::3]}
+        save_file(part, path / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(part, file)
+    index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": weight_map}
+    (path / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=1))
