@@ -39,7 +39,7 @@ def engine_input(prompt: Prompt, items: Sequence[VisionItem], width: int) -> Eng
     if sorted(p.image_index for p in prompt.placeholders) != list(range(len(items))):
         raise RequestError(f"{len(prompt.placeholders)} image placeholders for {len(items)} images", param="messages")
     if not items:
-        return tokens_input(prompt.token_ids)
+        return tokens_input(prompt.token_ids, cache_salt=prompt.cache_salt)
     end = 0
     placeholders = sorted(prompt.placeholders, key=lambda p: p.offset)
     for placeholder in placeholders:
@@ -52,6 +52,7 @@ def engine_input(prompt: Prompt, items: Sequence[VisionItem], width: int) -> Eng
         mm_kwargs=MultiModalKwargsItems({MODALITY: fields}),
         mm_hashes={MODALITY: [item.key for item in ordered]},
         mm_placeholders={MODALITY: [PlaceholderRange(offset=p.offset, length=p.length) for p in placeholders]},
+        cache_salt=prompt.cache_salt,
     )
 
 

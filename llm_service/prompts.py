@@ -39,10 +39,12 @@ class Prompt:
     Attributes:
         token_ids: the whole prompt, image tokens included.
         placeholders: where its images stand, by ascending offset.
+        cache_salt: prompts of other salts share no entry of the engine's prefix cache with this one.
     """
 
     token_ids: list[int]
     placeholders: tuple[Placeholder, ...] = ()
+    cache_salt: str | None = None
 
 
 class PromptBuilder:
@@ -98,6 +100,21 @@ class PromptBuilder:
             )
         pieces = self._template.render(marks, prepared, None if tools is None else self._tools(marks, tools))
         return self._assemble(pieces, tokens_per_image)
+
+    def plain(self, text: str | Sequence[int]) -> Prompt:
+        """A text without any template, or token ids as they are. Control tokens in a text are text.
+
+        Raises:
+            RequestError: nothing in it, an id outside the vocabulary, or an image token, which only an image may fill.
+        """
+        ids = self._tokenizer.encode(text) if isinstance(text, str) else list(text)
+        if not ids:
+            raise RequestError("prompt must not be empty", param="prompt")
+        if any(not 0 <= token < self._tokenizer.vocabulary for token in ids):
+            raise RequestError(f"token ids are 0 to {self._tokenizer.vocabulary - 1}", param="prompt")
+        if self._image_id in ids:
+            raise RequestError("a plain completion takes no image token; use /v1/chat/completions", param="prompt")
+        return Prompt(ids)
 
     def _assemble(self, pieces: Sequence[TemplateText | UserText | ImageMark], lengths: Sequence[int]) -> Prompt:
         ids: list[int] = []

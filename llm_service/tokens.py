@@ -35,6 +35,8 @@ class SplitTokenizer:
             self._special = frozenset(token["id"] for token in tree.get("added_tokens") or () if token["special"])
             tree |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
             self._plain = Tokenizer.from_str(json.dumps(tree))
+            #: ids are below this
+            self.vocabulary = max(self._plain.get_vocab_size(), *(token + 1 for token in self.added.values()))
         # the tokenizers library raises bare Exceptions
         except Exception as error:
             raise CheckpointError(f"cannot use {path}: {error}") from error

@@ -12,8 +12,9 @@ from ray import serve
 from ray.serve import Application
 
 from encoder_service.deployment import EncoderReplica
-from llm_service.api.app import Services, create_app
-from llm_service.api.chat import ChatService
+from llm_service.api.app import create_app
+from llm_service.api.chat import ModelService
+from llm_service.api.endpoint import Backend
 from llm_service.api.ray_pools import RayEncoderPool, RayLanguagePool
 from llm_service.api.vision import ImageResolver
 from llm_service.deployment import LanguageReplica
@@ -97,27 +98,28 @@ def _deployment(replica: type, name: str, pool: PoolSettings) -> serve.Deploymen
 def build_ingress(settings: Settings, cache_url: str) -> FastAPI:
     """The HTTP application of one ingress replica."""
     log.configure(settings.log)
-    connect: Callable[[], AbstractAsyncContextManager[Services]] = partial(_connect, settings, cache_url)
-    return create_app(settings.http, connect)
+    connect: Callable[[], AbstractAsyncContextManager[Backend]] = partial(_connect, settings, cache_url)
+    return create_app(settings.http, settings.access, connect)
 
 
 @asynccontextmanager
-async def _connect(settings: Settings, cache_url: str) -> AsyncIterator[Services]:
+async def _connect(settings: Settings, cache_url: str) -> AsyncIterator[Backend]:
     cache = AsyncEmbeddingCache(settings.cache, cache_url)
     fetcher = ImageFetcher(settings.images)
     try:
-        yield {model.name: _chat_service(settings, model, cache, fetcher) for model in settings.models}
+        services = {model.name: _service(settings, model, cache, fetcher) for model in settings.models}
+        yield Backend(services, cache)
     finally:
         await fetcher.aclose()
         await cache.close()
 
 
-def _chat_service(
+def _service(
     settings: Settings, model: ModelSettings, cache: AsyncEmbeddingCache, fetcher: ImageFetcher
-) -> ChatService:
+) -> ModelService:
     encoder = RayEncoderPool(serve.get_deployment_handle(encoder_name(model), APPLICATION))
     language = RayLanguagePool(serve.get_deployment_handle(language_name(model), APPLICATION))
-    return ChatService(
+    return ModelService(
         ImageResolver(encoder, cache, fetcher, settings.images),
         language,
         PromptBuilder(model.checkpoint),

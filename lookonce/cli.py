@@ -169,6 +169,15 @@ def demo(config: Config = DEFAULT_CONFIG) -> None:
 
 
 @app.command()
+def key() -> None:
+    """Make an API key: give the key to its owner, and its hash to access.tenants in the configuration."""
+    from llm_service.api.access import new_key
+
+    secret, hashed = new_key()
+    out.print(f"key   {secret}\nhash  {hashed}", highlight=False)
+
+
+@app.command()
 def doctor(config: Config = DEFAULT_CONFIG) -> None:
     """Say what is installed, what is missing, and what the fix is."""
     from lookonce.doctor import examine, findings_table

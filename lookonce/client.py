@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 import httpx
 
 from shared.errors import BadImage, LookonceError, Unavailable
+
+#: environment variable with the API key, for services that want one
+KEY_VARIABLE = "LOOKONCE_API_KEY"
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ def data_url(path: Path) -> str:
 
 
 class Client:
-    """Talks to one endpoint.
+    """Talks to one endpoint, with the API key of ``LOOKONCE_API_KEY`` if that is set.
 
     Args:
         url: base URL, without ``/v1``.
@@ -54,7 +58,9 @@ class Client:
 
     def __init__(self, url: str, timeout: float = 300.0, connections: int = 64) -> None:
         limits = httpx.Limits(max_connections=connections)
-        self._http = httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits, trust_env=False)
+        key = os.environ.get(KEY_VARIABLE)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits, trust_env=False, headers=headers)
         self._url = url
 
     async def __aenter__(self) -> Client:

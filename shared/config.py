@@ -175,6 +175,49 @@ class HttpSettings(Section):
     request_timeout: Seconds = 120.0
 
 
+class TenantSettings(Section):
+    """Somebody who may ask, known by API keys. Tenants share neither cache entries nor their timing.
+
+    Attributes:
+        name: shown in logs.
+        keys: SHA-256 of each API key, hex, as ``lookonce key`` prints it; the keys themselves stand nowhere.
+        salt: mixed into the identity of the tenant's images; None takes the name. Tenants of one salt share images.
+        models: names of the models that it may use; empty for all.
+        requests_per_minute: rate limit over all its keys; None for none.
+        admin: whether its keys open ``/metrics`` and ``/v1/status``.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    keys: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = Field(min_length=1)
+    salt: str | None = Field(None, min_length=1)
+    models: tuple[str, ...] = ()
+    requests_per_minute: float | None = Field(None, gt=0)
+    admin: bool = False
+
+
+class AccessSettings(Section):
+    """Who may ask.
+
+    Attributes:
+        tenants: with none, everybody who reaches the port may ask, and all share one cache.
+        cors_origins: web origins whose pages may call the API.
+    """
+
+    tenants: tuple[TenantSettings, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+
+    @field_validator("tenants")
+    @classmethod
+    def _distinct(cls, tenants: tuple[TenantSettings, ...]) -> tuple[TenantSettings, ...]:
+        for what, values in (
+            ("tenant names", [tenant.name for tenant in tenants]),
+            ("API keys of tenants", [key for tenant in tenants for key in tenant.keys]),
+        ):
+            if len(set(values)) < len(values):
+                raise ValueError(f"{what} must differ")
+        return tenants
+
+
 class RaySettings(Section):
     """Where the actors run.
 
@@ -205,6 +248,7 @@ class Settings(BaseSettings):
     cache: CacheSettings = CacheSettings()
     images: ImageSettings = ImageSettings()
     http: HttpSettings = HttpSettings()
+    access: AccessSettings = AccessSettings()
     ray: RaySettings = RaySettings()
     log: LogSettings = LogSettings()
 

@@ -3,7 +3,8 @@
 LookonceError
 ├── RequestError (400)        the caller can mend it
 │   ├── BadImage, ImageTooLarge, TooManyImages, FetchFailed, ContextTooLong
-│   ├── UnknownModel (404)
+│   ├── Unauthorized (401)
+│   ├── UnknownModel, UnknownImage (404)
 │   └── PayloadTooLarge (413)
 ├── Busy (429)                try again after ``retry_after`` seconds
 ├── Unavailable (503)         a pool or a dependency is down; likewise
@@ -82,6 +83,21 @@ class UnknownModel(RequestError):
 
     status = 404
     code = "model_not_found"
+
+
+class UnknownImage(RequestError):
+    """An image named by its hash whose embedding is not in the cache."""
+
+    status = 404
+    code = "image_not_found"
+
+
+class Unauthorized(RequestError):
+    """No API key, or one that this service does not know."""
+
+    status = 401
+    code = "invalid_api_key"
+    kind = "authentication_error"
 
 
 class PayloadTooLarge(RequestError):

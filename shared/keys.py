@@ -59,10 +59,12 @@ class Namespace:
         return f"lookonce:emb:{self.model}:{self.tower}:{self.preprocess}:{digest}"
 
 
+def _salt_key(salt: str) -> bytes:
+    return blake3(salt.encode(), derive_key_context=_SALT_CONTEXT).digest()
+
+
 def _hasher(salt: str | None) -> blake3:
-    if not salt:
-        return blake3()
-    return blake3(key=blake3(salt.encode(), derive_key_context=_SALT_CONTEXT).digest())
+    return blake3(key=_salt_key(salt)) if salt else blake3()
 
 
 def image_digest(pixels: npt.NDArray[np.uint8], salt: str | None = None) -> str:
@@ -84,12 +86,29 @@ def image_digest(pixels: npt.NDArray[np.uint8], salt: str | None = None) -> str:
     return hasher.hexdigest()
 
 
-def bytes_digest(data: bytes, salt: str | None = None) -> str:
-    """Digest of an image file, 64 hex digits; ``salt`` as for :func:`image_digest`."""
-    hasher = _hasher(salt)
-    hasher.update(FILE_TAG)
+def file_hash(data: bytes) -> str:
+    """Public name of an image file, 64 hex digits: BLAKE3-256 over a tag and its bytes."""
+    hasher = blake3(FILE_TAG)
     hasher.update(data)
     return hasher.hexdigest()
+
+
+def salted(name: str, salt: str | None) -> str:
+    """Digest of a file from its public name; ``salt`` as for :func:`image_digest`.
+
+    Everybody can compute the name of a file. What stands under it in the cache only its tenant's salt finds.
+
+    Raises:
+        ValueError: not a name of 64 hex digits.
+    """
+    if not _DIGEST.fullmatch(name):
+        raise ValueError(f"a file's name has 64 hex digits, not {name!r}")
+    return blake3(bytes.fromhex(name), key=_salt_key(salt)).hexdigest() if salt else name
+
+
+def bytes_digest(data: bytes, salt: str | None = None) -> str:
+    """Digest of an image file, 64 hex digits; ``salt`` as for :func:`image_digest`."""
+    return salted(file_hash(data), salt)
 
 
 def alias_key(file_digest: str) -> str:

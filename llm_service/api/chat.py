@@ -1,14 +1,14 @@
-"""One chat request from its body to its chunks: images, prompt, generation, one more try when an entry was lost."""
+"""One request from its body to its chunks: images, prompt, generation, one more try when an entry was lost."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llm_service.api.pools import LanguagePool
-from llm_service.api.schemas import ChatCompletionRequest
-from llm_service.api.vision import FetchedImage, ImageResolver, gather_or_cancel
+from llm_service.api.schemas import ChatCompletionRequest, CompletionRequest
+from llm_service.api.vision import ImageResolver, ImageSource, RequestImage, gather_or_cancel
 from llm_service.messages import Chunk
 from llm_service.prompts import Prompt, PromptBuilder
 from llm_service.sampling import SamplingOptions
@@ -21,26 +21,34 @@ MAX_ATTEMPTS = 2
 
 
 @dataclass(frozen=True)
-class PreparedChat:
-    """A request that is ready to generate.
+class Prepared:
+    """A prompt that is ready to generate.
 
     Attributes:
         prompt: token ids with placeholders.
-        images: the fetched files, in prompt order.
+        images: as the request gave them, in prompt order.
         items: their embeddings, in the same order.
         sampling: sampling settings with ``max_tokens`` filled in.
         salt: tenant salt.
     """
 
     prompt: Prompt
-    images: list[FetchedImage]
+    images: list[RequestImage]
     items: list[VisionItem]
     sampling: SamplingOptions
     salt: str | None
 
 
-class ChatService:
-    """Chat completions of one model."""
+class ModelService:
+    """Completions of one model, of chats and of plain text.
+
+    Args:
+        images: finds or makes embeddings.
+        language: the pool that answers.
+        prompts: the checkpoint's template and tokenizer.
+        rule: the family's size arithmetic.
+        max_model_len: context, tokens.
+    """
 
     def __init__(
         self,
@@ -50,29 +58,37 @@ class ChatService:
         rule: SizeRule,
         max_model_len: int,
     ) -> None:
-        self._images = images
-        self._language = language
+        self.images = images
+        self.rule = rule
+        self.language = language
         self._prompts = prompts
-        self._rule = rule
         self._max_model_len = max_model_len
 
-    async def prepare(self, request: ChatCompletionRequest, salt: str | None) -> PreparedChat:
-        """Everything before the first token. No pixel is touched here; only a cache miss makes the encoder work.
+    async def prepare(self, request: ChatCompletionRequest | CompletionRequest, salt: str | None) -> list[Prepared]:
+        """Everything before the first token, for every prompt of the request.
 
         Raises:
             RequestError: any fault of the request, before an encoder or the engine sees it.
         """
+        if isinstance(request, ChatCompletionRequest):
+            return [await self._prepare_chat(request, salt)]
         sampling = request.sampling()
-        images = await self._images.fetch(request.image_urls())
-        tokens = [self._rule.tokens(image.header.width, image.header.height) for image in images]
+        prompts = [replace(self._prompts.plain(prompt), cache_salt=salt) for prompt in request.prompts()]
+        return [Prepared(prompt, [], [], self._fit(prompt, 0, sampling), salt) for prompt in prompts]
+
+    async def _prepare_chat(self, request: ChatCompletionRequest, salt: str | None) -> Prepared:
+        """No pixel is touched here; only a cache miss makes the encoder work."""
+        sampling = request.sampling()
+        images = await self.images.fetch([ImageSource(part.url, part.fallback) for part in request.images()], salt)
+        tokens = [image.tokens(self.rule) for image in images]
         messages = [message.model_dump(exclude_none=True) for message in request.messages]
-        prompt = self._prompts.build(messages, tokens, tools=request.tools)
+        prompt = replace(self._prompts.build(messages, tokens, tools=request.tools), cache_salt=salt)
         sampling = self._fit(prompt, sum(tokens), sampling)
-        items = await self._images.resolve(images, salt)
+        items = await self.images.resolve(images, salt)
         for item, expected in zip(items, tokens, strict=True):
             if item.tokens != expected:  # a wrong answer would follow; this is a bug or a foreign cache entry
                 raise Unavailable(f"an image gave {item.tokens} embedding rows where the prompt holds {expected}")
-        return PreparedChat(prompt, images, items, sampling, salt)
+        return Prepared(prompt, images, items, sampling, salt)
 
     def _fit(self, prompt: Prompt, image_tokens: int, sampling: SamplingOptions) -> SamplingOptions:
         """Checks prompt and answer against the context; an answer without a limit may fill what is left."""
@@ -88,7 +104,7 @@ class ChatService:
             )
         return sampling if wanted else sampling.model_copy(update={"max_tokens": room})
 
-    async def generate(self, request_id: str, chat: PreparedChat) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, request_id: str, chat: Prepared) -> AsyncGenerator[Chunk, None]:
         """Streams the answer. Closing the generator aborts it in the engine.
 
         An embedding that vanished from the cache is encoded again and sent inside the request, if no token went out.
@@ -96,7 +112,7 @@ class ChatService:
         items = chat.items
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
-                stream = self._language.generate(f"{request_id}-{attempt}", chat.prompt, items, chat.sampling)
+                stream = self.language.generate(f"{request_id}-{attempt}", chat.prompt, items, chat.sampling)
                 async with aclosing(stream) as chunks:  # type: ignore[type-var]
                     async for chunk in chunks:
                         yield chunk
@@ -106,7 +122,7 @@ class ChatService:
                     raise Unavailable("image embeddings kept vanishing from the cache; try again") from lost
                 items = await self._inline(chat, items)
 
-    async def _inline(self, chat: PreparedChat, items: Sequence[VisionItem]) -> list[VisionItem]:
-        again = [self._images.encode_inline(image, chat.salt) for image in chat.images]
+    async def _inline(self, chat: Prepared, items: Sequence[VisionItem]) -> list[VisionItem]:
+        again = [self.images.encode_inline(image, chat.salt) for image in chat.images]
         fresh = await gather_or_cancel(again)
         return [item if item.record is not None else new for item, new in zip(items, fresh, strict=True)]

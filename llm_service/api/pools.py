@@ -1,8 +1,9 @@
-"""What the endpoint needs of the two pools. Deployments implement these over Ray; the endpoint knows nothing else."""
+"""What the endpoint needs of the pools. Deployments implement these over Ray; the endpoint knows nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from llm_service.messages import Chunk
@@ -12,8 +13,24 @@ from shared.items import VisionItem
 from shared.keys import Namespace
 
 
+@dataclass(frozen=True)
+class PoolStatus:
+    """How a pool fares.
+
+    Attributes:
+        replicas: how many there are, by state (``RUNNING``, ``STARTING``, …).
+        stats: figures of one of them, as it counts itself; empty when none answers.
+    """
+
+    replicas: dict[str, int]
+    stats: dict[str, float]
+
+
 class EncoderPool(Protocol):
     """Encodes images of one model."""
+
+    async def status(self) -> PoolStatus:
+        """How the pool fares."""
 
     async def identity(self) -> Namespace:
         """Namespace of this pool's cache keys."""
@@ -30,6 +47,9 @@ class EncoderPool(Protocol):
 
 class LanguagePool(Protocol):
     """Answers prompts of one model."""
+
+    async def status(self) -> PoolStatus:
+        """How the pool fares."""
 
     def generate(
         self, request_id: str, prompt: Prompt, items: list[VisionItem], sampling: SamplingOptions

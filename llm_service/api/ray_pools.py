@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
+from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from llm_service.api.pools import PoolStatus
 from llm_service.messages import Chunk
 from llm_service.prompts import Prompt
 from llm_service.sampling import SamplingOptions
@@ -20,6 +22,8 @@ from shared.log import request_id
 
 #: encoding twice gives the same bytes, so a call whose replica died is simply made again
 MAX_ENCODE_ATTEMPTS = 3
+#: a replica that is too busy to count is left out of the status
+STATS_SECONDS = 1.0
 
 Answer = TypeVar("Answer")
 
@@ -42,6 +46,10 @@ class RayEncoderPool:
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
+
+    async def status(self) -> PoolStatus:
+        """See :meth:`EncoderPool.status`."""
+        return await _status(self._handle)
 
     async def identity(self) -> Namespace:
         """See :meth:`EncoderPool.identity`."""
@@ -72,11 +80,28 @@ async def _cancellable(response: Awaitable[Answer]) -> Answer:
         raise
 
 
+async def _status(handle: DeploymentHandle[Any]) -> PoolStatus:
+    """Replica counts from Serve's controller, and one replica's figures if one answers in time."""
+    overview = await asyncio.to_thread(serve.status)
+    deployment = overview.applications[handle.app_name].deployments[handle.deployment_name]
+    replicas = {str(getattr(state, "value", state)): number for state, number in deployment.replica_states.items()}
+    try:
+        async with asyncio.timeout(STATS_SECONDS):
+            return PoolStatus(replicas, await _cancellable(handle.stats.remote()))
+    except (TimeoutError, RayTaskError, RayActorError, BackPressureError, DeploymentUnavailableError):
+        return PoolStatus(replicas, {})
+
+
 class RayLanguagePool:
     """:class:`LanguagePool` over a Serve handle."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._whole = handle
         self._handle = handle.options(stream=True)
+
+    async def status(self) -> PoolStatus:
+        """See :meth:`LanguagePool.status`."""
+        return await _status(self._whole)
 
     async def generate(
         self, request_id: str, prompt: Prompt, items: list[VisionItem], sampling: SamplingOptions

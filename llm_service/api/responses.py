@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,8 +49,13 @@ def report_body(usage: EngineUsage, items: Sequence[VisionItem]) -> dict[str, An
     }
 
 
+def _finite(logprob: float) -> float:
+    """JSON has no minus infinity; this is OpenAI's stand-in."""
+    return max(logprob, -9999.0)
+
+
 def _token_body(token: TokenLogprob) -> dict[str, Any]:
-    return {"token": token.token, "logprob": max(token.logprob, -9999.0), "bytes": list(token.token.encode())}
+    return {"token": token.token, "logprob": _finite(token.logprob), "bytes": list(token.token.encode())}
 
 
 def logprobs_body(logprobs: Sequence[SampledLogprobs] | None) -> dict[str, Any] | None:
@@ -59,34 +66,46 @@ def logprobs_body(logprobs: Sequence[SampledLogprobs] | None) -> dict[str, Any] 
     return {"content": content}
 
 
-class CompletionWriter:
-    """Writes one chat completion, whole or as chunks.
+def text_logprobs_body(logprobs: Sequence[SampledLogprobs] | None, start: int) -> dict[str, Any] | None:
+    """``logprobs`` of a plain completion's choice; ``start`` is the place of its first token in the answer's text."""
+    if logprobs is None:
+        return None
+    tokens = [entry.sampled.token for entry in logprobs]
+    return {
+        "tokens": tokens,
+        "token_logprobs": [_finite(entry.sampled.logprob) for entry in logprobs],
+        "top_logprobs": [{t.token: _finite(t.logprob) for t in (*entry.top, entry.sampled)} for entry in logprobs],
+        "text_offset": [start + sum(map(len, tokens[:place])) for place in range(len(tokens))],
+    }
+
+
+class Writer(ABC):
+    """Writes one completion, whole or as chunks.
 
     Args:
         request_id: becomes the completion's id.
         model: name that the client sent.
     """
 
+    #: in front of the completion's id
+    prefix: str
+    #: ``object`` of a whole body and of a chunk
+    whole_object: str
+    chunk_object: str
+
     def __init__(self, request_id: str, model: str) -> None:
-        self._head: dict[str, Any] = {"id": f"chatcmpl-{request_id}", "created": int(time.time()), "model": model}
+        self._head: dict[str, Any] = {"id": f"{self.prefix}-{request_id}", "created": int(time.time()), "model": model}
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        return {**self._head, "object": "chat.completion.chunk", "choices": choices, **more}
+        return {**self._head, "object": self.chunk_object, "choices": choices, **more}
 
-    def opening(self, index: int) -> dict[str, Any]:
-        """The first chunk of an answer: its role, no text."""
-        delta = {"role": "assistant", "content": ""}
-        return self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+    @abstractmethod
+    def openings(self, answers: int) -> list[dict[str, Any]]:
+        """What comes before any text."""
 
+    @abstractmethod
     def piece(self, chunk: Chunk) -> dict[str, Any]:
         """A chunk of text."""
-        choice = {
-            "index": chunk.index,
-            "delta": {"content": chunk.text} if chunk.text or not chunk.finish_reason else {},
-            "logprobs": logprobs_body(chunk.logprobs),
-            "finish_reason": chunk.finish_reason,
-        }
-        return self._chunk([choice])
 
     def closing(self, usage: dict[str, Any], report: dict[str, Any] | None) -> dict[str, Any]:
         """The last chunk, without choices: usage, and the report when asked for."""
@@ -99,16 +118,71 @@ class CompletionWriter:
         choices = []
         for index in range(answers):
             mine = [chunk for chunk in chunks if chunk.index == index]
-            logprobs = [entry for chunk in mine for entry in chunk.logprobs or ()]
-            asked = any(chunk.logprobs is not None for chunk in mine)
-            message = {"role": "assistant", "content": "".join(chunk.text for chunk in mine), "refusal": None}
-            choices.append(
-                {
-                    "index": index,
-                    "message": message,
-                    "logprobs": logprobs_body(logprobs) if asked else None,
-                    "finish_reason": next((c.finish_reason for c in mine if c.finish_reason), "stop"),
-                }
-            )
-        body = {**self._head, "object": "chat.completion", "choices": choices, "usage": usage}
+            finish = next((chunk.finish_reason for chunk in mine if chunk.finish_reason), "stop")
+            choices.append({"index": index, **self._answer(mine), "finish_reason": finish})
+        body = {**self._head, "object": self.whole_object, "choices": choices, "usage": usage}
         return body | ({"lookonce": report} if report else {})
+
+    @abstractmethod
+    def _answer(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
+        """Text and log-probabilities of one answer, from its chunks."""
+
+
+class ChatWriter(Writer):
+    """Chat completions."""
+
+    prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def openings(self, answers: int) -> list[dict[str, Any]]:
+        """The role of every answer, no text."""
+        delta = {"role": "assistant", "content": ""}
+        return [
+            self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+            for index in range(answers)
+        ]
+
+    def piece(self, chunk: Chunk) -> dict[str, Any]:
+        """See :meth:`Writer.piece`."""
+        choice = {
+            "index": chunk.index,
+            "delta": {"content": chunk.text} if chunk.text or not chunk.finish_reason else {},
+            "logprobs": logprobs_body(chunk.logprobs),
+            "finish_reason": chunk.finish_reason,
+        }
+        return self._chunk([choice])
+
+    def _answer(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
+        message = {"role": "assistant", "content": "".join(chunk.text for chunk in chunks), "refusal": None}
+        return {"message": message, "logprobs": logprobs_body(_logprobs(chunks))}
+
+
+class TextWriter(Writer):
+    """Plain completions."""
+
+    prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, request_id: str, model: str) -> None:
+        super().__init__(request_id, model)
+        self._written: dict[int, int] = defaultdict(int)
+
+    def openings(self, answers: int) -> list[dict[str, Any]]:
+        """Nothing."""
+        return []
+
+    def piece(self, chunk: Chunk) -> dict[str, Any]:
+        """See :meth:`Writer.piece`."""
+        logprobs = text_logprobs_body(chunk.logprobs, self._written[chunk.index])
+        self._written[chunk.index] += len(chunk.text)
+        choice = {"index": chunk.index, "text": chunk.text, "logprobs": logprobs, "finish_reason": chunk.finish_reason}
+        return self._chunk([choice])
+
+    def _answer(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
+        text = "".join(chunk.text for chunk in chunks)
+        return {"text": text, "logprobs": text_logprobs_body(_logprobs(chunks), 0)}
+
+
+def _logprobs(chunks: Sequence[Chunk]) -> list[SampledLogprobs] | None:
+    """All log-probabilities of an answer; None when none were asked for."""
+    if all(chunk.logprobs is None for chunk in chunks):
+        return None
+    return [entry for chunk in chunks for entry in chunk.logprobs or ()]

@@ -6,20 +6,35 @@ import asyncio
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from llm_service.api.pools import EncoderPool
 from shared.cache import AsyncEmbeddingCache
 from shared.config import ImageSettings
-from shared.errors import RequestError, TooManyImages
+from shared.errors import ImageTooLarge, RequestError, TooManyImages, UnknownImage
 from shared.fetch import ImageFetcher
 from shared.flights import FollowedFailure, SingleFlight
 from shared.images import ImageHeader, probe
 from shared.items import VisionItem
-from shared.keys import Namespace, alias_key, bytes_digest
-from shared.sizing import Grid
+from shared.keys import Namespace, alias_key, file_hash, salted
+from shared.sizing import Grid, SizeRule
 
 Result = TypeVar("Result")
+
+#: what a request writes before the hash of an image that was uploaded before
+NAMED = "lookonce://"
+
+
+class ImageSource(NamedTuple):
+    """Where a request says that an image is.
+
+    Attributes:
+        url: of a file, or ``lookonce://`` and the hash of one that was seen before.
+        fallback: URL to take when the named image is no longer known.
+    """
+
+    url: str
+    fallback: str | None = None
 
 
 @dataclass(frozen=True)
@@ -36,6 +51,30 @@ class FetchedImage:
     header: ImageHeader
     fetch_seconds: float
 
+    def tokens(self, rule: SizeRule) -> int:
+        """Embedding rows."""
+        return rule.tokens(self.header.width, self.header.height)
+
+
+@dataclass(frozen=True)
+class KnownImage:
+    """An image that the request names by its hash, and whose embedding is in the cache.
+
+    Attributes:
+        item: what the cache says.
+        source: as the request had it.
+    """
+
+    item: VisionItem
+    source: ImageSource
+
+    def tokens(self, _: SizeRule) -> int:
+        """Embedding rows."""
+        return self.item.tokens
+
+
+RequestImage = FetchedImage | KnownImage
+
 
 class ImageResolver:
     """Finds or makes the embeddings of a request's images, for one model.
@@ -47,26 +86,27 @@ class ImageResolver:
     def __init__(
         self, encoder: EncoderPool, cache: AsyncEmbeddingCache, fetcher: ImageFetcher, limits: ImageSettings
     ) -> None:
-        self._encoder = encoder
+        self.encoder = encoder
         self._cache = cache
         self._fetcher = fetcher
         self._limits = limits
         self._namespace: Namespace | None = None
         self._flights: SingleFlight[VisionItem] = SingleFlight()
 
-    async def fetch(self, urls: Sequence[str]) -> list[FetchedImage]:
+    async def fetch(self, sources: Sequence[ImageSource], salt: str | None) -> list[RequestImage]:
         """Reads all images of a request at once and checks their sizes.
 
         Raises:
-            TooManyImages, FetchFailed, BadImage, ImageTooLarge: the message names the image's place in the request.
+            TooManyImages, FetchFailed, BadImage, ImageTooLarge, UnknownImage: the message names the image's place in
+                the request.
         """
-        if len(urls) > self._limits.max_per_request:
+        if len(sources) > self._limits.max_per_request:
             raise TooManyImages(
-                f"{len(urls)} images in one request; at most {self._limits.max_per_request} are allowed",
+                f"{len(sources)} images in one request; at most {self._limits.max_per_request} are allowed",
                 param="messages",
             )
-        images = await gather_or_cancel([self._fetch_one(place, url) for place, url in enumerate(urls)])
-        pixels = sum(image.header.width * image.header.height for image in images)
+        images = await gather_or_cancel([self._fetch_one(*placed, salt) for placed in enumerate(sources)])
+        pixels = sum(i.header.width * i.header.height for i in images if isinstance(i, FetchedImage))
         if pixels > self._limits.max_request_pixels:
             raise TooManyImages(
                 f"the images of this request have {pixels} pixels together; the limit is "
@@ -75,30 +115,82 @@ class ImageResolver:
             )
         return images
 
-    async def _fetch_one(self, place: int, url: str) -> FetchedImage:
+    async def _fetch_one(self, place: int, source: ImageSource, salt: str | None) -> RequestImage:
         begin = time.perf_counter()
         try:
-            data = await self._fetcher.load(url)
-            header = probe(data, self._limits)
+            if source.url.startswith(NAMED):
+                if (item := await self.look_up(source.url, salt)) is not None:
+                    return KnownImage(item, source)
+                if source.fallback is None:
+                    raise unknown_image(source.url)
+            return await self._read(source.fallback or source.url, begin)
         except RequestError as error:
             error.args = (f"image {place}: {error.message}",)
             error.message, error.param = error.args[0], error.param or f"messages.image_url[{place}]"
             raise
-        return FetchedImage(data, header, time.perf_counter() - begin)
 
-    async def resolve(self, images: Sequence[FetchedImage], salt: str | None) -> list[VisionItem]:
-        """Vision items of fetched images, in order; equal images of one request are looked up once."""
+    def uploaded(self, data: bytes) -> FetchedImage:
+        """An image whose file came in a request's body.
+
+        Raises:
+            BadImage, ImageTooLarge: as for any other.
+        """
+        if len(data) > self._limits.max_bytes:
+            raise ImageTooLarge(f"the file has {len(data)} bytes; the limit is {self._limits.max_bytes}", param="file")
+        return FetchedImage(data, probe(data, self._limits), 0.0)
+
+    async def _read(self, url: str, begin: float) -> FetchedImage:
+        data = await self._fetcher.load(url)
+        return FetchedImage(data, probe(data, self._limits), time.perf_counter() - begin)
+
+    async def resolve(self, images: Sequence[RequestImage], salt: str | None) -> list[VisionItem]:
+        """Vision items of a request's images, in order; equal images of one request are looked up once."""
         return await gather_or_cancel([self._resolve_one(image, salt) for image in images])
 
-    async def encode_inline(self, image: FetchedImage, salt: str | None) -> VisionItem:
-        """The item with its record inside, for a cache that lost or refused it."""
-        return await self._encode_shared(image.data, bytes_digest(image.data, salt), salt, inline=True)
+    async def encode_inline(self, image: RequestImage, salt: str | None) -> VisionItem:
+        """The item with its record inside, for a cache that lost or refused it.
 
-    async def _resolve_one(self, image: FetchedImage, salt: str | None) -> VisionItem:
+        Raises:
+            UnknownImage: the request named the image and brought no bytes to encode again.
+        """
+        if isinstance(image, KnownImage):
+            if image.source.fallback is None:
+                raise unknown_image(image.source.url)
+            image = await self._read(image.source.fallback, time.perf_counter())
+        digest = salted(await asyncio.to_thread(file_hash, image.data), salt)
+        return await self._encode_shared(image.data, digest, salt, inline=True)
+
+    async def look_up(self, name: str, salt: str | None) -> VisionItem | None:
+        """The item of an image that this tenant uploaded before, by its hash; None when the cache does not have it.
+
+        Args:
+            name: the hash, with or without ``lookonce://``.
+            salt: of the tenant: another tenant's images are not found.
+
+        Raises:
+            UnknownImage: not a hash.
+        """
+        try:
+            digest = salted(name.removeprefix(NAMED), salt)
+        except ValueError as error:
+            raise UnknownImage(f"{str(error)[:120]}; POST the file to /v1/images to get its name") from error
+        return await self._look_up(digest)
+
+    async def purge(self, name: str, salt: str | None) -> bool:
+        """Deletes an image's embedding and its alias; False when the cache does not have it."""
+        item = await self.look_up(name, salt)
+        if item is None:
+            return False
+        await self._cache.delete([item.key, alias_key(salted(name.removeprefix(NAMED), salt))])
+        return True
+
+    async def _resolve_one(self, image: RequestImage, salt: str | None) -> VisionItem:
+        if isinstance(image, KnownImage):
+            return image.item
         timings = {"fetch": image.fetch_seconds}
         begin = time.perf_counter()
         # 1 GB/s or more, without the interpreter lock: large uploads are hashed beside the event loop
-        digest = await asyncio.to_thread(bytes_digest, image.data, salt)
+        digest = salted(await asyncio.to_thread(file_hash, image.data), salt)
         hashed = time.perf_counter()
         timings["hash"] = hashed - begin
         item = await self._look_up(digest)
@@ -112,7 +204,7 @@ class ImageResolver:
         if pixel_digest is None:
             return None
         if self._namespace is None:
-            self._namespace = await self._encoder.identity()
+            self._namespace = await self.encoder.identity()
         key = self._namespace.embedding_key(pixel_digest)
         header = await self._cache.describe(key)
         if header is None:
@@ -124,7 +216,7 @@ class ImageResolver:
         name = f"{digest}:{inline}"
 
         async def encode() -> VisionItem:
-            return await self._encoder.encode(data, salt=salt, inline=inline)
+            return await self.encoder.encode(data, salt=salt, inline=inline)
 
         joined = name in self._flights
         try:
@@ -133,8 +225,13 @@ class ImageResolver:
             if isinstance(failure.error, RequestError):
                 raise failure.error from failure
             joined = False  # somebody else's bad luck is not remembered: this request tries for itself
-            item = await self._encoder.encode(data, salt=salt, inline=inline)
+            item = await self.encoder.encode(data, salt=salt, inline=inline)
         return replace(item, cached=True, timings={}) if joined else item
+
+
+def unknown_image(url: str) -> UnknownImage:
+    """For an image that was purged, evicted, or never sent by this tenant; the three look alike."""
+    return UnknownImage(f"{url[:100]} is not in the cache; send the picture itself, or both (image_url.fallback)")
 
 
 async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:

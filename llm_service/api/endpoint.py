@@ -1,0 +1,271 @@
+"""Completions over the services of all models: admission, deadlines, whole bodies and event streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import ValidationError
+
+from llm_service.api.access import Tenant
+from llm_service.api.chat import ModelService, Prepared
+from llm_service.api.responses import ChatWriter, TextWriter, Writer, error_body, report_body, usage_body
+from llm_service.api.schemas import ChatCompletionRequest, CompletionRequest
+from llm_service.messages import Chunk, EngineUsage
+from shared import metrics
+from shared.cache import AsyncEmbeddingCache
+from shared.config import HttpSettings
+from shared.errors import Busy, DeadlineExceeded, LookonceError, RequestError, UnknownModel
+from shared.items import VisionItem
+from shared.log import request_id
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What the application's life opens.
+
+    Attributes:
+        services: by model name.
+        cache: the embedding cache, for its state.
+    """
+
+    services: Mapping[str, ModelService]
+    cache: AsyncEmbeddingCache
+
+
+Request = ChatCompletionRequest | CompletionRequest
+SomeRequest = TypeVar("SomeRequest", ChatCompletionRequest, CompletionRequest)
+#: bodies above this many bytes are parsed beside the event loop, so that running streams keep flowing
+PARSE_IN_THREAD_BYTES = 1 << 18
+
+
+class Endpoint:
+    """Answers completion requests.
+
+    Args:
+        settings: limits and deadlines.
+        backend: services and cache.
+    """
+
+    def __init__(self, settings: HttpSettings, backend: Backend) -> None:
+        self.services = backend.services
+        self.cache = backend.cache
+        self._settings = settings
+        self._in_work = 0
+
+    def models(self, tenant: Tenant) -> list[str]:
+        """Names of the models that a tenant may use."""
+        return [name for name in self.services if not tenant.models or name in tenant.models]
+
+    def service(self, model: str, tenant: Tenant) -> ModelService:
+        """The service of a model.
+
+        Raises:
+            UnknownModel: names the models that there are.
+        """
+        known = self.models(tenant)
+        if model not in known:
+            raise UnknownModel(f"no model {model!r} here; there is: {', '.join(known)}", param="model")
+        return self.services[model]
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Holds one of the places for requests in work.
+
+        Raises:
+            Busy: all are taken.
+        """
+        if self._in_work >= self._settings.max_concurrent:
+            raise Busy(f"{self._in_work} requests are in work, which is the limit; try again in a moment")
+        self._in_work += 1
+        try:
+            yield
+        finally:
+            self._in_work -= 1
+
+    async def chat(self, body: bytes, tenant: Tenant) -> Response:
+        """Answers one chat request."""
+        return await self._answer("chat", ChatCompletionRequest, body, tenant)
+
+    async def complete(self, body: bytes, tenant: Tenant) -> Response:
+        """Answers one plain completion request."""
+        return await self._answer("completion", CompletionRequest, body, tenant)
+
+    async def _answer(self, route: str, kind: type[SomeRequest], body: bytes, tenant: Tenant) -> Response:
+        begin = time.perf_counter()
+        model, status = "", 500
+        try:
+            request = await parse(kind, body)
+            service = self.service(request.model, tenant)
+            model = request.model
+            response = await (self._stream if request.stream else self._whole)(request, service, tenant)
+            status = response.status_code
+            return response
+        except LookonceError as error:
+            status = error.status
+            raise
+        except asyncio.CancelledError:
+            status = 499  # the client left
+            raise
+        finally:
+            metrics.REQUESTS.labels(route, model, str(status)).inc()
+            metrics.REQUEST_SECONDS.labels(route, model).observe(time.perf_counter() - begin)
+
+    async def _whole(self, request: Request, service: ModelService, tenant: Tenant) -> Response:
+        with self.admitted():
+            try:
+                async with asyncio.timeout(self._settings.request_timeout):
+                    prepared = await service.prepare(request, tenant.salt)
+                    async with aclosing(_generated(service, prepared)) as stream:
+                        chunks = [chunk async for chunk in stream]
+            except TimeoutError as error:
+                raise self._late() from error
+        usage, items = _final_usage(chunks, prepared), _items(prepared)
+        _observe(request.model, items, usage)
+        report = report_body(usage, items) if request.timings else None
+        return JSONResponse(_writer(request).whole(chunks, request.answers, usage_body(usage, items), report))
+
+    async def _stream(self, request: Request, service: ModelService, tenant: Tenant) -> Response:
+        events = self._events(request, service, tenant)
+        first = await anext(events)  # errors before the first token still get their HTTP status
+        return StreamingResponse(_prepend(first, events), media_type="text/event-stream")
+
+    async def _events(self, request: Request, service: ModelService, tenant: Tenant) -> AsyncGenerator[str, None]:
+        """Server-sent events of a streamed completion."""
+        writer = _writer(request)
+        chunks: list[Chunk] = []
+        with self.admitted():
+            try:
+                async with asyncio.timeout(self._settings.request_timeout):
+                    prepared = await service.prepare(request, tenant.salt)
+                    async with aclosing(_generated(service, prepared)) as stream:
+                        async for chunk in stream:
+                            if not chunks and (openings := writer.openings(request.answers)):
+                                yield "".join(map(_event, openings))
+                            chunks.append(chunk)
+                            yield _event(writer.piece(chunk))
+            except TimeoutError as error:
+                if not chunks:
+                    raise self._late() from error
+                yield _event(error_body(self._late()))
+            except LookonceError as error:
+                if not chunks:
+                    raise
+                yield _event(error_body(error))
+            else:
+                usage, items = _final_usage(chunks, prepared), _items(prepared)
+                _observe(request.model, items, usage)
+                if (request.stream_options and request.stream_options.include_usage) or request.timings:
+                    report = report_body(usage, items) if request.timings else None
+                    yield _event(writer.closing(usage_body(usage, items), report))
+        yield "data: [DONE]\n\n"
+
+    def _late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"the request took longer than {self._settings.request_timeout:g} s")
+
+
+async def parse(kind: type[SomeRequest], body: bytes) -> SomeRequest:
+    """Reads a body.
+
+    Raises:
+        RequestError: not JSON, or a field of the wrong type; names the field.
+    """
+    try:
+        if len(body) > PARSE_IN_THREAD_BYTES:
+            return await asyncio.to_thread(kind.model_validate_json, body)
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        # of a union's complaints the deepest is about what the client meant
+        faults = error.errors(include_url=False, include_context=False, include_input=False)
+        deepest = max(faults, key=lambda fault: len(fault["loc"]))
+        # steps like "list[…]" and "str" name the branch of a union, not a field
+        path = [str(step) for step in deepest["loc"] if "[" not in str(step) and step != "str"]
+        where = ".".join(path)
+        raise RequestError(f"{where}: {deepest['msg']}" if where else deepest["msg"], param=where or None) from None
+
+
+def _writer(request: Request) -> Writer:
+    kind = ChatWriter if isinstance(request, ChatCompletionRequest) else TextWriter
+    return kind(request_id.get(), request.model)
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+async def _prepend(first: str, rest: AsyncGenerator[str, None]) -> AsyncIterator[str]:
+    async with aclosing(rest):
+        yield first
+        async for event in rest:
+            yield event
+
+
+async def _generated(service: ModelService, prepared: Sequence[Prepared]) -> AsyncGenerator[Chunk, None]:
+    """Chunks of all prompts as they come; a prompt's answers are numbered after those of the prompts before it."""
+    if len(prepared) == 1:
+        async with aclosing(service.generate(request_id.get(), prepared[0])) as stream:
+            async for chunk in stream:
+                yield chunk
+        return
+    queue: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue()
+
+    async def forward(number: int, prompt: Prepared) -> None:
+        try:
+            async with aclosing(service.generate(f"{request_id.get()}-p{number}", prompt)) as stream:
+                async for chunk in stream:
+                    queue.put_nowait(replace(chunk, index=number * prompt.sampling.n + chunk.index))
+            queue.put_nowait(None)
+        except Exception as error:  # noqa: BLE001 - raised again where the queue is read
+            queue.put_nowait(error)
+
+    tasks = [asyncio.ensure_future(forward(number, prompt)) for number, prompt in enumerate(prepared)]
+    try:
+        running = len(tasks)
+        while running:
+            found = await queue.get()
+            if isinstance(found, Exception):
+                raise found
+            if found is None:
+                running -= 1
+            else:
+                yield found
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _items(prepared: Sequence[Prepared]) -> list[VisionItem]:
+    return [item for prompt in prepared for item in prompt.items]
+
+
+def _final_usage(chunks: Sequence[Chunk], prepared: Sequence[Prepared]) -> EngineUsage:
+    """Counts over all prompts; times of the one that ended last."""
+    usages = [chunk.usage for chunk in chunks if chunk.usage is not None]
+    if len(usages) < len(prepared):
+        return EngineUsage(sum(len(p.prompt.token_ids) for p in prepared), sum(len(c.token_ids) for c in chunks))
+    if len(prepared) == 1:
+        return usages[-1]
+    return EngineUsage(
+        sum(usage.prompt_tokens for usage in usages),
+        sum(usage.completion_tokens for usage in usages),
+        sum(usage.prefix_cached_tokens for usage in usages),
+        usages[-1].timings,
+    )
+
+
+def _observe(model: str, items: Sequence[VisionItem], usage: EngineUsage) -> None:
+    for item in items:
+        source = "cache" if item.cached else "encoder"
+        metrics.IMAGES.labels(model, source).inc()
+        metrics.IMAGE_TOKENS.labels(model, source).inc(item.tokens)
+        for stage, seconds in item.timings.items():
+            metrics.STAGE_SECONDS.labels(model, stage).observe(seconds)
+    for stage, seconds in usage.timings.items():
+        metrics.STAGE_SECONDS.labels(model, f"engine_{stage}").observe(seconds)
