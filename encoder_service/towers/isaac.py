@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,10 +11,8 @@ from torch import nn
 
 from encoder_service.towers.base import Budget, Plan, Tower, check_grids, fitted_budget, sequence_bounds
 from encoder_service.towers.layers import FeedForward, PackedSelfAttention, merge_index
+from encoder_service.towers.positions import PositionCache
 from shared.sizing import Grid
-
-#: resized position tables kept per tower, in bytes; a 32×32 table of the so400m tower has 4.7 MB in float32
-POSITION_CACHE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -79,8 +76,7 @@ class IsaacTower(Tower):
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.project_up = nn.Linear(merged_width, 4 * merged_width, bias=False)
         self.project_down = nn.Linear(4 * merged_width, config.output_width, bias=False)
-        self._positions: OrderedDict[Grid, torch.Tensor] = OrderedDict()
-        self._positions_of: tuple[int, int, torch.dtype] | None = None
+        self._positions = PositionCache(self.resize_positions)
 
     def resize_positions(self, grid: Grid) -> torch.Tensor:
         """The learned position table resized to ``grid``: ``[grid.patches, width]``.
@@ -92,27 +88,11 @@ class IsaacTower(Tower):
         resized = F.interpolate(table, size=tuple(grid), mode="bilinear", align_corners=False, antialias=True)
         return resized.flatten(2).squeeze(0).T
 
-    def _cached_positions(self, grid: Grid) -> torch.Tensor:
-        """:meth:`resize_positions` in the tower's dtype on the host, kept for grids seen lately."""
-        source = self.position_table
-        stamp = (source.data_ptr(), source._version, source.dtype)
-        if stamp != self._positions_of:  # trained on, loaded again, moved or converted
-            self._positions.clear()
-            self._positions_of = stamp
-        table = self._positions.pop(grid, None)
-        if table is None:
-            with torch.no_grad():
-                table = self.resize_positions(grid).to("cpu", self.position_table.dtype).contiguous()
-        self._positions[grid] = table  # the newest stands last; two threads at once only do the work twice
-        while len(self._positions) > 1 and sum(t.nbytes for t in [*self._positions.values()]) > POSITION_CACHE_BYTES:
-            self._positions.popitem(last=False)
-        return table
-
     def plan(self, grids: Sequence[Grid], budget: Budget | None = None) -> Plan:
         """See :meth:`Tower.plan`; extras: ``positions [P, width]`` and ``merge_index [tokens, merge²]``."""
         check_grids(grids, self.merge)
         size = fitted_budget(grids, self.merge, budget)
-        tables = [self._cached_positions(grid) for grid in grids]
+        tables = [self._positions.get(grid, self.position_table) for grid in grids]
         used = sum(grid.patches for grid in grids)
         if used < size.patches or not tables:
             padding = torch.zeros(size.patches - used, self.config.width, dtype=self.position_table.dtype)

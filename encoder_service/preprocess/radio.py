@@ -1,0 +1,95 @@
+"""RADIO preprocessing: one picture, or tiles with a thumbnail; normalised patches; tubelets of a video."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from encoder_service.preprocess.base import Preprocess
+from shared.sizing import Grid, SizeRule
+from shared.sizing_radio import TileRule
+
+#: raise when the arithmetic below changes in a way that changes a patch
+VERSION = 1
+
+Channels = tuple[float, float, float]
+CLIP_MEAN: Channels = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD: Channels = (0.26862954, 0.26130258, 0.27577711)
+
+
+@dataclass(frozen=True)
+class RadioPreprocess(Preprocess):
+    """Resize, normalise, cut into patches.
+
+    Attributes:
+        rule: size arithmetic.
+        resize: ``bilinear`` (no antialias, as RADIO's own recipe), ``bicubic`` (antialias, on floating-point values,
+            which may overshoot 0 and 255) or ``bicubic-8bit`` (antialias, rounded to 8-bit values).
+        mean, std: per channel, of values in [0, 1].
+    """
+
+    rule: SizeRule
+    resize: Literal["bilinear", "bicubic", "bicubic-8bit"] = "bilinear"
+    mean: Channels = CLIP_MEAN
+    std: Channels = CLIP_STD
+
+    def patches(self, pixels: torch.Tensor) -> tuple[torch.Tensor, Grid]:
+        """See :meth:`Preprocess.patches`; each patch is flattened as (channel, row, column)."""
+        grid = self.rule.grid(pixels.shape[1], pixels.shape[0])
+        side = self.rule.patch_size
+        patches = torch.empty(grid.height, grid.width, 3, side, side)
+        # one channel after the other: a large picture is held in floating point by a third only
+        for channel, (mean, std) in enumerate(zip(self.mean, self.std, strict=True)):
+            plane = self._plane(pixels[..., channel].contiguous(), grid)
+            rows = plane.view(grid.height, side, grid.width, side).transpose(1, 2)
+            patches[:, :, channel] = rows.mul(1 / (255 * std)).sub_(mean / std)
+        return patches.view(grid.patches, -1), grid
+
+    def _plane(self, plane: torch.Tensor, grid: Grid) -> torch.Tensor:
+        """One channel, uint8 ``[height, width]``, in the size of the grid; tiles stand below each other."""
+        side = self.rule.patch_size
+        if not isinstance(self.rule, TileRule):
+            return self._resized(plane, grid.height * side, grid.width * side)
+        side *= self.rule.tile
+        columns, rows = self.rule.arrangement(plane.shape[1], plane.shape[0])
+        whole = self._resized(plane, rows * side, columns * side)
+        tiles = whole.view(rows, side, columns, side).transpose(1, 2).reshape(-1, side)
+        if self.rule.has_thumbnail(columns, rows):
+            tiles = torch.cat([tiles, self._resized(plane, side, side)])
+        return tiles
+
+    def _resized(self, plane: torch.Tensor, height: int, width: int) -> torch.Tensor:
+        """float32 ``[height, width]``, values of 0 to 255."""
+        image = plane[None, None]
+        if plane.shape == (height, width):
+            return plane.float()
+        if self.resize == "bilinear":
+            return F.interpolate(image.float(), size=(height, width), mode="bilinear", align_corners=False)[0, 0]
+        if self.resize == "bicubic":
+            image = image.float()
+        resized = F.interpolate(image, size=(height, width), mode="bicubic", align_corners=False, antialias=True)
+        return resized[0, 0].float()
+
+    def fingerprint(self) -> str:
+        """See :meth:`Preprocess.fingerprint`."""
+        return f"radio-v{VERSION}:{self!r}"
+
+
+def tubelets(frames: torch.Tensor, length: int) -> torch.Tensor:
+    """Joins the frames of a video, ``length`` at a time; the last frame is repeated until they come out even.
+
+    Args:
+        frames: ``[frames, P, patch_dim]``, patches of equal grids.
+        length: frames per tubelet.
+
+    Returns:
+        ``[ceil(frames / length), P, length · patch_dim]``: each patch of a tubelet is its frames' patches, in order.
+    """
+    missing = -len(frames) % length
+    if missing:
+        frames = torch.cat([frames, frames[-1:].expand(missing, -1, -1)])
+    count, patches, size = frames.shape
+    return frames.view(count // length, length, patches, size).transpose(1, 2).reshape(count // length, patches, -1)
