@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from encoder_service.towers.base import Budget, Tower
+from encoder_service.towers.base import Budget, GridError, Tower
 from shared.sizing import Grid
 
 #: Below a few rows per thread, CPU matrix kernels switch to another order of summation, and the bits of an image would
@@ -40,15 +40,40 @@ class Embedded(NamedTuple):
         embeddings: one per image, ``[tokens, width]`` in the tower's dtype, on the host.
         padding: patches of padding that went through the tower.
         seconds: of plan, transfer and forward.
+        budget: the fixed size that was replayed; None for a forward of the batch's own size.
     """
 
     embeddings: list[torch.Tensor]
     padding: int
     seconds: float
+    budget: Budget | None = None
+
+
+def smallest_batch(tower: Tower) -> int:
+    """Patches that a forward has at least, padding included; see :data:`MIN_TOKENS_PER_THREAD`."""
+    on_cpu = next(tower.parameters()).device.type == "cpu"
+    return MIN_TOKENS_PER_THREAD * torch.get_num_threads() * tower.merge**2 if on_cpu else 0
+
+
+def pack(images: Sequence[Patches], out: torch.Tensor) -> int:
+    """Copies images one after another into the front of ``out``, ``[patches, patch_dim]``; returns the rows written.
+
+    Raises:
+        GridError: an image whose values are not those of its grid.
+    """
+    row = 0
+    for values, grid in images:
+        if values.shape != (grid.patches, out.shape[1]):
+            raise GridError(
+                f"values of shape {list(values.shape)} are not {grid.patches} patches of {out.shape[1]} values"
+            )
+        out[row : row + grid.patches].copy_(values)
+        row += grid.patches
+    return row
 
 
 def embed(tower: Tower, images: Sequence[Patches]) -> Embedded:
-    """Runs the tower once over all images.
+    """Runs the tower once over all images, at the batch's own size.
 
     On CPU an image's bits do not depend on the others.
 
@@ -58,12 +83,10 @@ def embed(tower: Tower, images: Sequence[Patches]) -> Embedded:
     begin = time.perf_counter()
     parameter = next(tower.parameters())
     used = sum(image.grid.patches for image in images)
-    smallest = MIN_TOKENS_PER_THREAD * torch.get_num_threads() * tower.merge**2 if parameter.device.type == "cpu" else 0
-    budget = Budget(max(used, smallest), len(images))
+    budget = Budget(max(used, smallest_batch(tower)), len(images))
     plan = tower.plan([image.grid for image in images], budget)
     packed = torch.empty(budget.patches, tower.patch_dim, dtype=parameter.dtype)
-    packed[used:] = 0
-    torch.cat([image.values for image in images], out=packed[:used])
+    packed[pack(images, packed) :] = 0
     with torch.inference_mode():
         out = tower(packed.to(parameter.device), plan.to(parameter.device)).cpu()
     return Embedded(

@@ -16,6 +16,7 @@ from shared.errors import ConfigError
 
 ENV_PREFIX = "LOOKONCE_"
 Dtype = Literal["float32", "bfloat16", "float16"]
+ReplayBackend = Literal["eager", "compiled", "cuda-graph"]
 Seconds = Annotated[float, Field(gt=0)]
 
 
@@ -49,6 +50,20 @@ class PoolSettings(Section):
         return self
 
 
+class ReplaySettings(Section):
+    """Forwards of fixed size.
+
+    Attributes:
+        backend: how the forward of a budget runs: ``eager`` as it is, ``compiled`` by torch.compile (needs a C++
+            compiler on CPU), ``cuda-graph`` captured on a CUDA device.
+        budgets: patches of each fixed size; none takes powers of two between the smallest useful picture and
+            ``max_batch_patches``, except for ``eager``, which then runs every batch at its own size.
+    """
+
+    backend: ReplayBackend = "eager"
+    budgets: tuple[Annotated[int, Field(ge=1)], ...] = ()
+
+
 class EncoderSettings(PoolSettings):
     """One model's encoder pool.
 
@@ -60,6 +75,7 @@ class EncoderSettings(PoolSettings):
         max_batch_patches: patches in one forward, at most; a larger single image runs alone.
         batch_wait_ms: how long a batch waits for company.
         max_queue: images that may wait in one replica before it answers "busy".
+        replay: forwards of fixed size.
     """
 
     dtype: Dtype = "float32"
@@ -69,6 +85,13 @@ class EncoderSettings(PoolSettings):
     max_batch_patches: int = Field(16384, ge=1)
     batch_wait_ms: float = Field(2.0, ge=0)
     max_queue: int = Field(256, ge=1)
+    replay: ReplaySettings = ReplaySettings()
+
+    @model_validator(mode="after")
+    def _device_for_backend(self) -> EncoderSettings:
+        if self.replay.backend == "cuda-graph" and not self.device.startswith("cuda"):
+            raise ValueError(f"replay.backend cuda-graph needs a CUDA device, device is {self.device}")
+        return self
 
 
 class LanguageSettings(PoolSettings):

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from encoder_service.towers.attention_cuda import attend_on_cuda
 from shared.sizing import Grid
 
 
@@ -57,6 +58,7 @@ def packed_attention(
 
     To ``torch.compile`` it is one opaque operator, so that the towers stay one graph although the loop over sequences
     reads ``cu_seqlens``; in eager mode it is the loop itself, which saves the dispatch of a Python operator per block.
+    CUDA has a path of its own that reads no value on the host.
 
     Args:
         q, k, v: ``[P, heads, head_dim]``; rows past ``cu_seqlens[-1]`` are padding and come back as zeros.
@@ -67,6 +69,8 @@ def packed_attention(
         ``[P, heads, head_dim]``.
     """
     training = torch.is_grad_enabled() and q.requires_grad  # the operator has no gradient, the loop has
+    if q.is_cuda and not training:
+        return attend_on_cuda(q, k, v, cu_seqlens, max_seqlen)
     if training or not torch.compiler.is_compiling():
         return _attend_per_sequence(q, k, v, cu_seqlens).contiguous()
     out: torch.Tensor = torch.ops.lookonce.packed_attention(q, k, v, cu_seqlens, max_seqlen)

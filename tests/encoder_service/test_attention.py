@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from encoder_service.towers.attention_cuda import attend_masked
 from encoder_service.towers.base import Budget, GridError, sequence_bounds
 from encoder_service.towers.isaac import IsaacTower
 from encoder_service.towers.layers import merge_index, packed_attention
@@ -49,6 +50,33 @@ def test_padding_rows_come_back_zero_even_when_poisoned() -> None:
     assert torch.equal(out[used:], torch.zeros(padding, 2, 16))
     clean = packed_attention(q[:used], k[:used], v[:used], sequence_bounds(lengths, len(lengths)), 12)
     assert torch.equal(out[:used], clean)
+
+
+def test_the_masked_form_for_cuda_is_the_same() -> None:
+    """V1: padding rows of NaN, zero-length sequences in the middle and at the end."""
+    lengths, used, padding = LENGTHS, sum(LENGTHS), 11
+    q, k, v = qkv(used + padding)
+    expected = dense(q[:used], k[:used], v[:used], lengths)
+    for x in (q, k, v):
+        x[used:] = float("nan")
+    out = attend_masked(q, k, v, sequence_bounds(lengths, len(lengths) + 3))
+    torch.testing.assert_close(out[:used], expected)
+    assert torch.equal(out[used:], torch.zeros(padding, 2, 16))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_on_cuda(dtype: torch.dtype) -> None:
+    used, padding = sum(LENGTHS), 11
+    q, k, v = (x.to("cuda", dtype) for x in qkv(used + padding))
+    expected = dense(q[:used].cpu().float(), k[:used].cpu().float(), v[:used].cpu().float(), LENGTHS)
+    for x in (q, k, v):
+        x[used:] = float("nan")
+    out = packed_attention(q, k, v, sequence_bounds(LENGTHS, len(LENGTHS) + 3).cuda(), used + padding).cpu().float()
+    bound = 1e-5 if dtype is torch.float32 else 2e-2
+    torch.testing.assert_close(out[:used], expected, atol=bound, rtol=bound)
+    assert torch.equal(out[used:], torch.zeros(padding, 2, 16))
 
 
 @pytest.mark.parametrize("lengths", [[], [0, 0]])
