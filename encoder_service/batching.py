@@ -10,11 +10,11 @@ time at which its class would finish it if every class had its share of the devi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from shared.errors import Busy
 
@@ -24,6 +24,8 @@ INTERACTIVE_SHARE = 16.0
 ASSUMED_SPEED = 1000.0
 #: weight of the newest forward in the running estimate of the speed
 SPEED_WEIGHT = 0.2
+#: how much faster patches must get through for images to be left out of a batch
+PACKING_GAIN = 1.05
 #: seconds; bounds of ``retry_after``
 MIN_RETRY, MAX_RETRY = 0.1, 30.0
 
@@ -47,6 +49,7 @@ class Waiting(Generic[Payload]):
         priority: of the most urgent caller.
         rank: virtual finishing time; lower goes first.
         payload: whatever the owner needs.
+        passed: whether it was once left out of a batch to save padding; that happens to no image twice.
     """
 
     key: str
@@ -54,6 +57,19 @@ class Waiting(Generic[Payload]):
     priority: Priority
     rank: float
     payload: Payload = field(repr=False)
+    passed: bool = False
+
+
+class Size(Protocol):
+    """A fixed size that a forward can have."""
+
+    @property
+    def patches(self) -> int:
+        """At most."""
+
+    @property
+    def images(self) -> int:
+        """At most."""
 
 
 class WaitingRoom(Generic[Payload]):
@@ -74,6 +90,8 @@ class WaitingRoom(Generic[Payload]):
         self._now = 0.0
         self._finish: dict[tuple[Priority, int], float] = {}
         self._speed = ASSUMED_SPEED
+        self._sizes: Sequence[Size] = ()
+        self._price: Callable[[int, int], float] = lambda patches, images: float(patches)
         self.places_taken = 0
 
     def __len__(self) -> int:
@@ -88,6 +106,19 @@ class WaitingRoom(Generic[Payload]):
     def full_batch(self) -> bool:
         """Whether the next batch would not gain from waiting for company."""
         return self.patches >= self._max_patches
+
+    def fill(self, patches: int) -> float:
+        """Share of the largest batch that so many patches are."""
+        return patches / self._max_patches
+
+    def use_sizes(self, sizes: Sequence[Size], price: Callable[[int, int], float]) -> None:
+        """Packs for these sizes from now on.
+
+        Args:
+            sizes: ascending; forwards have one of them, or their own size.
+            price: expected seconds of a forward of so many patches and images, padding included.
+        """
+        self._sizes, self._price = sizes, price
 
     def payloads(self) -> Iterator[Payload]:
         """Of the waiting images, in order of arrival."""
@@ -128,25 +159,40 @@ class WaitingRoom(Generic[Payload]):
     def take(self) -> list[Waiting[Payload]]:
         """Removes and returns the next batch: the image of lowest rank, then in order whatever still fits.
 
-        Images of one size end up next to each other, which lets attention treat them in one call.
+        With sizes, the batch ends where a size is full if patches then get through clearly faster than with all that
+        fits: what is left out goes next. Images of one size end up next to each other, which lets attention treat them
+        in one call.
         """
-        batch: list[Waiting[Payload]] = []
-        room = self._max_patches
-        for waiting in sorted(self._waiting.values(), key=lambda one: one.rank):
-            if not batch:
-                self._now = max(self._now, waiting.rank)
-            elif waiting.patches > room:
-                continue
-            batch.append(waiting)
-            room -= waiting.patches
-            if room <= 0:
-                break
+        order = sorted(self._waiting.values(), key=lambda one: one.rank)
+        batch = self._best(order) if order else []
         for waiting in batch:
             del self._waiting[waiting.key]
         if not self._waiting:  # an idle device owes nobody anything
             self._finish.clear()
             self._now = 0.0
+        elif batch:
+            self._now = max(self._now, batch[0].rank)
         return sorted(batch, key=lambda one: one.patches)
+
+    def _best(self, order: list[Waiting[Payload]]) -> list[Waiting[Payload]]:
+        """The whole batch that fits, or one that fills a size so much better that leaving some out pays."""
+        whole = _greedy(order, self._max_patches, len(order))
+        must = {waiting.key for waiting in whole if waiting.passed}
+        best, speed = whole, PACKING_GAIN * self._speed_of(whole)
+        for size in reversed(self._sizes):  # of equals the largest
+            if order[0].patches <= size.patches < self._max_patches:
+                batch = _greedy(order, size.patches, size.images)
+                if must <= {waiting.key for waiting in batch} and self._speed_of(batch) > speed:
+                    best, speed = batch, self._speed_of(batch)
+        chosen = {waiting.key for waiting in best}
+        for waiting in whole:
+            waiting.passed = waiting.passed or waiting.key not in chosen
+        return best
+
+    def _speed_of(self, batch: list[Waiting[Payload]]) -> float:
+        """Patches per second that a batch is expected to reach."""
+        patches = sum(waiting.patches for waiting in batch)
+        return patches / max(self._price(patches, len(batch)), 1e-9)
 
     def note_speed(self, patches: int, seconds: float) -> None:
         """Learns from a finished forward how long a full queue takes."""
@@ -157,3 +203,15 @@ class WaitingRoom(Generic[Payload]):
         lane = (priority, patches.bit_length())
         self._finish[lane] = max(self._now, self._finish.get(lane, 0.0)) + patches / share
         return self._finish[lane]
+
+
+def _greedy(order: list[Waiting[Payload]], room: int, images: int) -> list[Waiting[Payload]]:
+    """The first, and in order whatever still fits."""
+    batch: list[Waiting[Payload]] = []
+    for waiting in order:
+        if not batch or waiting.patches <= room:
+            batch.append(waiting)
+            room -= waiting.patches
+        if room <= 0 or len(batch) == images:
+            break
+    return batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import time
@@ -16,6 +17,7 @@ from encoder_service.device import DeviceThread, use_torch_threads
 from encoder_service.health import HealthProbe
 from encoder_service.pictures import PictureReader
 from encoder_service.pipeline import Pipeline
+from encoder_service.replay import Capture, Replay, make_replay, warm_up
 from encoder_service.stats import EncoderStats
 from encoder_service.store import Store
 from shared.cache import AsyncEmbeddingCache
@@ -62,6 +64,7 @@ class EncoderEngine:
         self._stats = EncoderStats()
         self._room: WaitingRoom[Entry] = WaitingRoom(settings.max_queue, settings.max_batch_patches)
         self._device = DeviceThread(settings.threads)
+        self._staging = DeviceThread(1)
         self._pool = ThreadPoolExecutor(
             settings.preprocess_threads, thread_name_prefix="host", initializer=use_torch_threads, initargs=(1,)
         )
@@ -80,14 +83,22 @@ class EncoderEngine:
         weights = sum(parameter.nbytes for parameter in loaded.tower.parameters())
         tensors = sum(len(names) for names in loaded.read.values())
         self._say(f"Read {tensors} tensors, {weights / 1e6:.1f} MB, in {time.perf_counter() - begin:.2f} s")
-        health = HealthProbe(loaded, self._device)
+        replay = await self._device.run(lambda: make_replay(loaded, settings))
+        await self._warm_up(replay)
+        health = HealthProbe(loaded, replay, self._device)
         await health.remember()
         dtype = next(loaded.tower.parameters()).dtype
         pipeline = Pipeline(
             Namespace(self._model.name, loaded.fingerprints.tower, loaded.fingerprints.preprocess),
             PictureReader(self._images, loaded.preprocess, dtype, self._pool),
             Batcher(
-                self._model.name, loaded.tower, self._device, self._room, settings.batch_wait_ms / 1000, self._stats
+                self._model.name,
+                replay,
+                self._device,
+                self._staging,
+                self._room,
+                settings.batch_wait_ms / 1000,
+                self._stats,
             ),
             self._room,
             Store(self._cache, loaded.tower.merge),
@@ -98,12 +109,31 @@ class EncoderEngine:
             f"The tower of {self._model.name} is ready on {settings.device} ({time.perf_counter() - begin:.2f} s)"
         )
 
+    async def _warm_up(self, replay: Replay) -> None:
+        """All budgets; requests are packed for them from then on."""
+        if not replay.budgets:
+            return
+        loop, total = asyncio.get_running_loop(), len(replay.budgets)
+        sizes = ", ".join(str(budget.patches) for budget in replay.budgets)
+        self._say(f"Warming up {total} budgets ({replay.backend.name}): {sizes} patches")
+
+        def done(capture: Capture) -> None:
+            self._stats.count_warmup(self._model.name, capture)
+            self._stats.show_costs(self._model.name, replay.costs, capture.budget)
+            loop.call_soon_threadsafe(self._say, f"Budget of {capture}")
+
+        captures = await self._device.run(lambda: warm_up(replay, done))
+        seconds, grown = sum(c.seconds for c in captures), sum(c.bytes for c in captures)
+        self._say(f"{total} budgets are ready after {seconds:.1f} s of preparation, {grown / 1e6:+.1f} MB")
+        self._room.use_sizes(replay.budgets, replay.costs.price)
+
     async def stop(self) -> None:
         """Ends all work; callers that still wait get :class:`Unavailable`. The second time does nothing."""
         running, self._running = self._running, None
         if running is not None:
             await running.pipeline.stop()
         self._device.stop()
+        self._staging.stop()
         self._pool.shutdown(wait=False)
 
     async def encode(

@@ -6,7 +6,8 @@ import torch
 from blake3 import blake3
 
 from encoder_service.checkpoints import LoadedEncoder
-from encoder_service.device import DeviceThread, Patches, embed
+from encoder_service.device import DeviceThread, Patches
+from encoder_service.replay import Replay
 from shared.errors import LookonceError, Unavailable
 
 #: pixels; small enough for a check every few seconds
@@ -20,11 +21,12 @@ class HealthProbe:
 
     Args:
         loaded: tower and preprocessing.
+        replay: the way in which the tower is run.
         device: the thread of the tower.
     """
 
-    def __init__(self, loaded: LoadedEncoder, device: DeviceThread) -> None:
-        self._tower = loaded.tower
+    def __init__(self, loaded: LoadedEncoder, replay: Replay, device: DeviceThread) -> None:
+        self._replay = replay
         self._device = device
         values, grid = loaded.preprocess.patches(built_in_picture())
         self._patches = Patches(values.to(next(loaded.tower.parameters()).dtype), grid)
@@ -53,7 +55,8 @@ class HealthProbe:
             raise LookonceError("the encoder gives other bits for its built-in picture than at start")
 
     def _digest(self) -> str:
-        (values,) = embed(self._tower, [self._patches]).embeddings
+        path = self._replay.fitting(self._patches.grid.patches, 1)  # one path for ever, whatever the costs say
+        (values,) = self._replay.embed([self._patches], path=path).embeddings
         if not torch.isfinite(values).all():
             raise LookonceError("the encoder gives values that are not finite for its built-in picture")
         return blake3(values.contiguous().view(torch.uint8).numpy().data).hexdigest()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 MULTIPROC_DIR = "PROMETHEUS_MULTIPROC_DIR"
@@ -28,9 +28,36 @@ STAGE_SECONDS = Histogram(
 )
 IMAGES = Counter("lookonce_images", "Images of requests, by where their embedding came from", ["model", "source"])
 IMAGE_TOKENS = Counter("lookonce_image_tokens", "Image tokens of requests, by source", ["model", "source"])
-FORWARDS = Counter("lookonce_encoder_forwards", "Forward passes of a tower", ["model"])
+FORWARDS = Counter("lookonce_encoder_forwards", "Forward passes of a tower, by path: replay, eager", ["model", "path"])
+FORWARD_SECONDS = Counter("lookonce_encoder_forward_seconds", "Time in forward passes, by path", ["model", "path"])
 ENCODED_IMAGES = Counter("lookonce_encoded_images", "Images that went through a tower", ["model"])
 ENCODED_PATCHES = Counter("lookonce_encoded_patches", "Patches that went through a tower", ["model"])
+ENCODED_TOKENS = Counter("lookonce_encoded_tokens", "Embedding rows that towers gave", ["model"])
+PADDING_PATCHES = Counter("lookonce_encoder_padding_patches", "Patches of no image in forward passes", ["model"])
+QUEUE_SECONDS = Histogram(
+    "lookonce_encoder_queue_seconds", "From an image's patches ready to its forward", ["model"], buckets=STAGE_BUCKETS
+)
+BATCH_FILL = Histogram(
+    "lookonce_encoder_batch_fill",
+    "Patches of a batch over max_batch_patches",
+    ["model"],
+    buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+)
+WARMUP_SECONDS = Gauge(
+    "lookonce_encoder_warmup_seconds",
+    "Compilation or capture of one budget at start",
+    ["model", "budget"],
+    multiprocess_mode="livemax",
+)
+WARMUP_BYTES = Gauge(
+    "lookonce_encoder_warmup_bytes", "Memory that one budget took", ["model", "budget"], multiprocess_mode="livemax"
+)
+BUDGET_SECONDS = Gauge(
+    "lookonce_encoder_budget_seconds",
+    "What a full batch of one budget costs by the forwards so far, on which the choice of a path rests",
+    ["model", "budget", "path"],
+    multiprocess_mode="livemax",
+)
 CACHE_OPERATIONS = Counter("lookonce_cache_operations", "Cache operations by outcome", ["operation", "outcome"])
 EMBEDDINGS_LOST = Counter("lookonce_embeddings_lost", "Entries that vanished before their use", ["model"])
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 from PIL import Image
 
-from encoder_service import batcher
 from encoder_service.checkpoints import load_encoder
 from encoder_service.device import Patches, embed
 from encoder_service.engine import EncoderEngine
+from encoder_service.replay import runner
 from shared.items import VisionItem
 from shared.records import decode_record
 
@@ -72,7 +72,7 @@ class HeldForwards:
                 raise self.error
             return embed(tower, images)
 
-        monkeypatch.setattr(batcher, "embed", held)
+        monkeypatch.setattr(runner, "embed", held)
 
     def release(self) -> None:
         self.gate.set()

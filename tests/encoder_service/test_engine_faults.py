@@ -14,8 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
-from encoder_service import batcher
 from encoder_service.device import Patches, embed
+from encoder_service.replay import runner
 from shared.errors import BadImage, Busy, ImageTooLarge, LookonceError, Unavailable
 from shared.items import VisionItem
 from shared.keys import image_digest
@@ -129,7 +129,7 @@ async def test_values_that_are_not_finite_are_an_error_and_never_stored(
         return result
 
     poison, _ = engine._running.loaded.preprocess.patches(torch.from_numpy(bad))
-    monkeypatch.setattr(batcher, "embed", poisoned)
+    monkeypatch.setattr(runner, "embed", poisoned)
     results = await asyncio.gather(*(engine.encode(file(p)) for p in (good, bad)), return_exceptions=True)
     assert isinstance(results[0], VisionItem)
     assert isinstance(results[1], LookonceError)
@@ -148,7 +148,7 @@ async def test_callers_that_joined_a_failed_run_try_once_more(make: Make, monkey
     tasks = [asyncio.create_task(engine.encode(data)) for _ in range(6)]
     await forwards.begun()
     await asyncio.sleep(0.05)
-    monkeypatch.setattr(batcher, "embed", embed)
+    monkeypatch.setattr(runner, "embed", embed)
     forwards.release()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert sum(isinstance(result, LookonceError) for result in results) == 1
@@ -170,7 +170,7 @@ async def test_one_image_that_fails_does_not_take_its_batch_along(
             raise error
         return embed(tower, images)
 
-    monkeypatch.setattr(batcher, "embed", failing)
+    monkeypatch.setattr(runner, "embed", failing)
     results = await asyncio.gather(*(engine.encode(file(p)) for p in pictures), return_exceptions=True)
     assert [isinstance(result, VisionItem) for result in results] == [True, False, True]
     assert isinstance(results[1], LookonceError)
