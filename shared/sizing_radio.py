@@ -163,7 +163,7 @@ class DynamicRule(SizeRule):
         most = max(self.max_patches, self.min_patches)
         rows, columns = (round(side / self.patch_size + 0.5) for side in (height, width))
         factor = min(sqrt(most / (rows * columns)), 1.0)
-        rows, columns = (max(floor(factor * side), 1) for side in (rows, columns))
+        rows, columns = (min(max(floor(factor * side), 1), most) for side in (rows, columns))
         if most > self.min_patches and rows * columns < self.min_patches:
             factor = sqrt(self.min_patches / (rows * columns))
             rows, columns = ceil(factor * rows), ceil(factor * columns)
@@ -181,4 +181,4 @@ class DynamicRule(SizeRule):
     @property
     def max_tokens(self) -> int:
         """The most embedding rows of a picture: a side of one patch may double to make a block."""
-        return max(self.max_patches, self.min_patches) // self.merge
+        return max(max(self.max_patches, self.min_patches) // self.merge, 1)

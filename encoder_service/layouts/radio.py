@@ -196,7 +196,7 @@ def _preprocess(config: Config, rule: SizeRule) -> Preprocess:
             raise CheckpointError(f"preprocessor_config.json: resample must be 3 (bicubic), found {number!r:.80}")
         return RadioPreprocess(rule, FILTERS[number], mean, std)
     if isinstance(rule, TileRule) and rule.choice == "area":
-        return RadioPreprocess(rule, "bicubic-8bit", mean, std)
+        return RadioPreprocess(rule, "pillow", mean, std)
     smooth = isinstance(rule, TileRule | DynamicRule)
     return RadioPreprocess(rule, "bicubic" if smooth else "bilinear", mean, std)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 from encoder_service.preprocess.base import Preprocess
 from shared.sizing import Grid, SizeRule
@@ -27,12 +29,13 @@ class RadioPreprocess(Preprocess):
     Attributes:
         rule: size arithmetic.
         resize: ``bilinear`` (no antialias, as RADIO's own recipe), ``bicubic`` (antialias, on floating-point values,
-            which may overshoot 0 and 255) or ``bicubic-8bit`` (antialias, rounded to 8-bit values).
+            which may overshoot 0 and 255), ``bicubic-8bit`` (the same rounded to 8-bit values) or ``pillow`` (Pillow's
+            bicubic, which rounds after each direction: up to 13 grey levels away where a side grows).
         mean, std: per channel, of values in [0, 1].
     """
 
     rule: SizeRule
-    resize: Literal["bilinear", "bicubic", "bicubic-8bit"] = "bilinear"
+    resize: Literal["bilinear", "bicubic", "bicubic-8bit", "pillow"] = "bilinear"
     mean: Channels = CLIP_MEAN
     std: Channels = CLIP_STD
 
@@ -63,15 +66,18 @@ class RadioPreprocess(Preprocess):
 
     def _resized(self, plane: torch.Tensor, height: int, width: int) -> torch.Tensor:
         """float32 ``[height, width]``, values of 0 to 255."""
-        image = plane[None, None]
         if plane.shape == (height, width):
             return plane.float()
+        image = plane[None, None]
+        if self.resize == "pillow":
+            resized = Image.fromarray(plane.numpy()).resize((width, height), Image.Resampling.BICUBIC)
+            return torch.from_numpy(np.array(resized)).float()
         if self.resize == "bilinear":
             return F.interpolate(image.float(), size=(height, width), mode="bilinear", align_corners=False)[0, 0]
         if self.resize == "bicubic":
             image = image.float()
-        resized = F.interpolate(image, size=(height, width), mode="bicubic", align_corners=False, antialias=True)
-        return resized[0, 0].float()
+        smooth = F.interpolate(image, size=(height, width), mode="bicubic", align_corners=False, antialias=True)
+        return smooth[0, 0].float()
 
     def fingerprint(self) -> str:
         """See :meth:`Preprocess.fingerprint`."""
