@@ -87,7 +87,8 @@ def write_pixtral(
         tensors = {_renamed(name, NATIVE_NAMES): _halves_to_pairs(name, t) for name, t in tensors.items()}
         params = _params(merger=merger, merge=merge, bias=bias)
         (path / "params.json").write_text(json.dumps(params, indent=1))
-        write_tekken(path, version="v7" if merger else "v3", patch=PATCH, longest=LONGEST, merge=merge, shift=shift)
+        sizes = {"patch": PATCH, "longest": LONGEST, "merge": merge, "total": VOCABULARY}
+        write_tekken(path, version="v7" if merger else "v3", shift=shift, **sizes)
         stem = "consolidated"
     else:
         if new_names:
@@ -105,8 +106,8 @@ def _tensors(seed: int, *, merger: bool, merge: int, bias: bool, features: int) 
     """All tensors by transformers' older names; q and k in the order of rotated halves."""
     generator = torch.Generator().manual_seed(seed)
 
-    def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) * scale * shape[-1] ** -0.5
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * shape[-1] ** -0.5
 
     def norm(size: int) -> torch.Tensor:
         return 1 + 0.1 * torch.randn(size, generator=generator)
@@ -114,7 +115,7 @@ def _tensors(seed: int, *, merger: bool, merge: int, bias: bool, features: int) 
     def block(prefix: str, width: int, hidden: int, q: int, kv: int, names: tuple[str, str, str, str]) -> None:
         attention, feed, norm1, norm2 = (f"{prefix}{name}" for name in names)
         for part, rows in (("q", q), ("k", kv), ("v", kv)):
-            tensors[f"{attention}.{part}_proj.weight"] = random(rows, width, scale=2.0 if part in "qk" else 1.0)
+            tensors[f"{attention}.{part}_proj.weight"] = random(rows, width)
         tensors[f"{attention}.o_proj.weight"] = random(width, q)
         tensors[f"{feed}.gate_proj.weight"] = random(hidden, width)
         tensors[f"{feed}.up_proj.weight"] = random(hidden, width)

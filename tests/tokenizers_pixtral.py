@@ -77,16 +77,19 @@ def _merges(count: int) -> list[bytes]:
     return found
 
 
-def write_tekken(path: Path, *, version: str, patch: int, longest: int, merge: int, shift: int) -> None:
-    """``tekken.json`` with all bytes, a few merges, and the image settings that mistral-common wants there."""
+def write_tekken(path: Path, *, version: str, patch: int, longest: int, merge: int, shift: int, total: int) -> None:
+    """``tekken.json`` with all bytes, a few merges, and the image settings that mistral-common wants there.
+
+    It has ``total`` tokens, as many as the model: fillers among the control tokens make up for what is missing.
+    """
     control = control_tokens(shift)
     vocabulary = [bytes([byte]) for byte in range(256)] + _merges(MERGES)
     tree: dict[str, Any] = {
         "config": {
             "pattern": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
             "num_vocab_tokens": len(vocabulary),
-            "default_vocab_size": len(vocabulary) + len(control),
-            "default_num_special_tokens": len(control),
+            "default_vocab_size": total,
+            "default_num_special_tokens": total - len(vocabulary),
             "version": version,
         },
         "vocab": [
