@@ -13,6 +13,7 @@ from vllm.platforms import current_platform
 from llm_service.vllm_plugin import LOAD_FORMAT
 from llm_service.vllm_plugin.overrides import tower_free
 from shared.config import CacheSettings, ModelSettings
+from shared.model_config import PARAMS, config_file
 
 #: image embeddings that the connector holds or fetches at a time, bytes
 PREFETCH_BYTES = 1 << 30
@@ -56,11 +57,15 @@ def engine_environment(model: ModelSettings) -> Iterator[None]:
 def engine_args(model: ModelSettings, cache: CacheSettings, cache_url: str) -> AsyncEngineArgs:
     """Arguments of a tower-free engine for this model."""
     language = model.language
+    # named, since vLLM's own guess takes Mistral's layout wherever a folder holds both
+    layout = "mistral" if config_file(model.checkpoint) == PARAMS else "hf"
     return AsyncEngineArgs(
         model=str(model.checkpoint),
         served_model_name=model.name,
         trust_remote_code=False,
         load_format=LOAD_FORMAT,
+        config_format=layout,
+        tokenizer_mode=layout,
         hf_overrides=tower_free,
         dtype=language.dtype,
         max_model_len=language.max_model_len,

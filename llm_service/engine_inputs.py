@@ -51,21 +51,28 @@ def engine_input(prompt: Prompt, items: Sequence[VisionItem], width: int) -> Eng
         prompt_token_ids=prompt.token_ids,
         mm_kwargs=MultiModalKwargsItems({MODALITY: fields}),
         mm_hashes={MODALITY: [item.key for item in ordered]},
-        mm_placeholders={MODALITY: [PlaceholderRange(offset=p.offset, length=p.length) for p in placeholders]},
+        mm_placeholders={MODALITY: [_range(placeholder) for placeholder in placeholders]},
         cache_salt=prompt.cache_salt,
     )
+
+
+def _range(placeholder: Placeholder) -> PlaceholderRange:
+    mask = None if placeholder.mask is None else torch.tensor(placeholder.mask)
+    return PlaceholderRange(offset=placeholder.offset, length=placeholder.length, is_embed=mask)
 
 
 def _check(placeholder: Placeholder, item: VisionItem, *, start: int, limit: int) -> None:
     if placeholder.offset < start or placeholder.offset + placeholder.length > limit:
         raise RequestError(f"image placeholders overlap or leave the prompt at token {placeholder.offset}")
+    if placeholder.mask is not None and len(placeholder.mask) != placeholder.length:
+        raise RequestError(f"an image of {placeholder.length} tokens has a mask of {len(placeholder.mask)}")
     grid, merged = item.grid, item.merged
     if item.merge < 1 or min(grid) < 1 or grid.height % item.merge or grid.width % item.merge:
         raise RequestError(f"an image has the patch grid {grid.height}x{grid.width} with merge {item.merge}")
-    if not merged.patches == item.tokens == placeholder.length:
+    if not merged.patches == item.tokens == placeholder.embeddings:
         raise RequestError(
             f"an image has {item.tokens} embedding rows and the token grid {merged.height}x{merged.width}, where the "
-            f"prompt holds {placeholder.length} placeholders"
+            f"prompt holds {placeholder.embeddings} placeholders"
         )
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from llm_service.chat_template import ChatTemplate, ImageMark, Marks, TemplateText, UserText
+from llm_service.image_tokens import ImageTokens
 from llm_service.tokens import SplitTokenizer, named_tokens, read_tokenizer_config
 from shared.errors import CheckpointError, RequestError
 from shared.families import family_of, read_config
+from shared.sizing import Grid
 
 ROLES = frozenset({"system", "user", "assistant", "tool"})
 IMAGE_TYPES = frozenset({"image_url", "image"})
@@ -25,11 +27,18 @@ class Placeholder:
         offset: first token.
         length: number of tokens.
         image_index: which image, in message order.
+        mask: True for the tokens that embedding rows replace, one entry per token; None for all of them.
     """
 
     offset: int
     length: int
     image_index: int
+    mask: tuple[bool, ...] | None = None
+
+    @property
+    def embeddings(self) -> int:
+        """How many embedding rows it takes."""
+        return self.length if self.mask is None else sum(self.mask)
 
 
 @dataclass(frozen=True)
@@ -62,9 +71,7 @@ class PromptBuilder:
         config = read_tokenizer_config(checkpoint)
         self._template = ChatTemplate(config["chat_template"], named_tokens(config))
         self._tokenizer = SplitTokenizer(checkpoint)
-        if family.image_token not in self._tokenizer.added:
-            raise CheckpointError(f"the tokenizer in {checkpoint} has no {family.image_token}")
-        self._image_id = self._tokenizer.added[family.image_token]
+        self._images = ImageTokens.of(family, self._tokenizer.added.get, str(checkpoint))
         self._image_words = frozenset({family.image_text, family.image_token})
         self._splitter = self._tokenizer.splitter(family.image_text)
         # what the template can take, found out by trying
@@ -76,7 +83,7 @@ class PromptBuilder:
     def build(
         self,
         messages: Sequence[Mapping[str, Any]],
-        tokens_per_image: Sequence[int],
+        images: Sequence[int | Grid],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> Prompt:
@@ -85,7 +92,8 @@ class PromptBuilder:
         Args:
             messages: OpenAI's shape: role and content, the latter a string, parts of type ``text`` and ``image_url``,
                 or nothing.
-            tokens_per_image: embedding rows of each image, in message order.
+            images: embedding rows of each image, in message order: as their grid, or, for families that write no
+                rows, their number.
             tools: functions on offer, in OpenAI's shape.
 
         Raises:
@@ -93,13 +101,11 @@ class PromptBuilder:
         """
         marks = Marks()
         prepared = [self._message(marks, message) for message in messages]
-        given = sum(_images(message.get("content")) for message in messages)
-        if given != len(tokens_per_image):
-            raise RequestError(
-                f"the messages hold {given} images, {len(tokens_per_image)} were given", param="messages"
-            )
+        given = sum(image_count(message.get("content")) for message in messages)
+        if given != len(images):
+            raise RequestError(f"the messages hold {given} images, {len(images)} were given", param="messages")
         pieces = self._template.render(marks, prepared, None if tools is None else self._tools(marks, tools))
-        return self._assemble(pieces, tokens_per_image)
+        return self._assemble(pieces, images)
 
     def plain(self, text: str | Sequence[int]) -> Prompt:
         """A text without any template, or token ids as they are. Control tokens in a text are text.
@@ -108,15 +114,18 @@ class PromptBuilder:
             RequestError: nothing in it, an id outside the vocabulary, or an image token, which only an image may fill.
         """
         ids = self._tokenizer.encode(text) if isinstance(text, str) else list(text)
+        return self._checked_plain(ids, self._tokenizer.vocabulary)
+
+    def _checked_plain(self, ids: list[int], vocabulary: int) -> Prompt:
         if not ids:
             raise RequestError("prompt must not be empty", param="prompt")
-        if any(not 0 <= token < self._tokenizer.vocabulary for token in ids):
-            raise RequestError(f"token ids are 0 to {self._tokenizer.vocabulary - 1}", param="prompt")
-        if self._image_id in ids:
+        if any(not 0 <= token < vocabulary for token in ids):
+            raise RequestError(f"token ids are 0 to {vocabulary - 1}", param="prompt")
+        if self._images.image in ids:
             raise RequestError("a plain completion takes no image token; use /v1/chat/completions", param="prompt")
         return Prompt(ids)
 
-    def _assemble(self, pieces: Sequence[TemplateText | UserText | ImageMark], lengths: Sequence[int]) -> Prompt:
+    def _assemble(self, pieces: Sequence[TemplateText | UserText | ImageMark], images: Sequence[int | Grid]) -> Prompt:
         ids: list[int] = []
         placeholders: list[Placeholder] = []
         run = ""  # text between special tokens; tokenised as a whole, as the ordinary tokenizer does
@@ -130,10 +139,9 @@ class PromptBuilder:
         def image() -> None:
             flush()
             index = len(placeholders)
-            if index < len(lengths):
-                ids.extend([self._image_id] * lengths[index])
-            length = lengths[index] if index < len(lengths) else 0
-            placeholders.append(Placeholder(len(ids) - length, length, index))
+            filled = self._images.fill(images[index] if index < len(images) else Grid(0, 0))
+            placeholders.append(Placeholder(len(ids), len(filled.ids), index, filled.mask))
+            ids.extend(filled.ids)
 
         for piece in pieces:
             if isinstance(piece, ImageMark):
@@ -150,9 +158,9 @@ class PromptBuilder:
                         flush()
                         ids.append(self._tokenizer.added[part])
         flush()
-        if len(placeholders) != len(lengths):
+        if len(placeholders) != len(images):
             raise RequestError(
-                f"the chat template has places for {len(placeholders)} images, the messages hold {len(lengths)}",
+                f"the chat template has places for {len(placeholders)} images, the messages hold {len(images)}",
                 param="messages",
             )
         return Prompt(ids, tuple(placeholders))
@@ -176,7 +184,7 @@ class PromptBuilder:
         if content is None or isinstance(content, str):
             text = marks.text(content or "")
             return text if self._takes_text else [{"type": "text", "text": text}]
-        parts = [_part(part) for part in content]
+        parts = [part_text(part) for part in content]
         if not self._takes_parts or (self._takes_text and all(text is not None for text in parts)):
             return "\n".join(marks.image() if text is None else marks.text(text) for text in parts)
         return [{"type": "image"} if text is None else {"type": "text", "text": marks.text(text)} for text in parts]
@@ -230,7 +238,7 @@ class PromptBuilder:
         return sum(isinstance(piece, UserText) for piece in pieces) == 1 and len(words) == images
 
 
-def _part(part: Any) -> str | None:
+def part_text(part: Any) -> str | None:
     """The text of a part; None for an image."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(part.get("text"), str):
@@ -240,5 +248,6 @@ def _part(part: Any) -> str | None:
     raise RequestError(f"content parts are of type text or image_url, not {kind!r}", param="messages")
 
 
-def _images(content: Any) -> int:
-    return 0 if content is None or isinstance(content, str) else sum(_part(part) is None for part in content)
+def image_count(content: Any) -> int:
+    """How many image parts a message's content has."""
+    return 0 if content is None or isinstance(content, str) else sum(part_text(part) is None for part in content)

@@ -18,7 +18,7 @@ from llm_service.api.endpoint import Backend
 from llm_service.api.ray_pools import RayEncoderPool, RayLanguagePool
 from llm_service.api.vision import ImageResolver
 from llm_service.deployment import LanguageReplica
-from llm_service.prompts import PromptBuilder
+from llm_service.prompts_mistral import prompt_builder
 from shared import log
 from shared.cache import AsyncEmbeddingCache
 from shared.config import ModelSettings, PoolSettings, Settings
@@ -122,7 +122,7 @@ def _service(
     return ModelService(
         ImageResolver(encoder, cache, fetcher, settings.images),
         language,
-        PromptBuilder(model.checkpoint),
+        prompt_builder(model.checkpoint),
         size_rule(model.checkpoint),
         model.language.max_model_len or context_length(model.checkpoint),
     )

@@ -81,8 +81,9 @@ class ModelService:
         sampling = request.sampling()
         images = await self.images.fetch([ImageSource(part.url, part.fallback) for part in request.images()], salt)
         tokens = [image.tokens(self.rule) for image in images]
+        grids = [image.merged(self.rule) for image in images]
         messages = [message.model_dump(exclude_none=True) for message in request.messages]
-        prompt = replace(self._prompts.build(messages, tokens, tools=request.tools), cache_salt=salt)
+        prompt = replace(self._prompts.build(messages, grids, tools=request.tools), cache_salt=salt)
         sampling = self._fit(prompt, sum(tokens), sampling)
         items = await self.images.resolve(images, salt)
         for item, expected in zip(items, tokens, strict=True):

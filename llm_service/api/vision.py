@@ -55,6 +55,10 @@ class FetchedImage:
         """Embedding rows."""
         return rule.tokens(self.header.width, self.header.height)
 
+    def merged(self, rule: SizeRule) -> Grid:
+        """Those rows as a grid."""
+        return rule.merged(self.header.width, self.header.height)
+
 
 @dataclass(frozen=True)
 class KnownImage:
@@ -71,6 +75,10 @@ class KnownImage:
     def tokens(self, _: SizeRule) -> int:
         """Embedding rows."""
         return self.item.tokens
+
+    def merged(self, _: SizeRule) -> Grid:
+        """Those rows as a grid."""
+        return self.item.merged
 
 
 RequestImage = FetchedImage | KnownImage

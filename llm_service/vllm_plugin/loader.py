@@ -19,8 +19,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from shared.errors import CheckpointError
 from shared.families import family_of, read_config
-
-INDEX = "model.safetensors.index.json"
+from shared.model_config import STEMS, weight_stem
 
 
 class TowerFreeLoader(DefaultModelLoader):
@@ -55,6 +54,10 @@ def language_tensors(folder: Path, skip: tuple[str, ...]) -> Iterator[tuple[str,
         yield name, file.get_tensor(name)
 
 
+def _index(folder: Path) -> Path:
+    return folder / f"{weight_stem(folder)}.safetensors.index.json"
+
+
 def _listed(folder: Path, skip: tuple[str, ...]) -> Iterator[tuple[Any, str]]:
     """Open file and name of every tensor to read."""
     for path, names in sorted(_wanted(folder, skip).items()):
@@ -65,7 +68,7 @@ def _listed(folder: Path, skip: tuple[str, ...]) -> Iterator[tuple[Any, str]]:
                     if name.startswith(skip):
                         continue
                     if name not in held:
-                        raise CheckpointError(f"{folder / INDEX} says that {path.name} holds {name}, which it does not")
+                        raise CheckpointError(f"{_index(folder)} says that {path.name} holds {name}, which it does not")
                     yield file, name
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"cannot read {path}: {error}") from error
@@ -73,9 +76,10 @@ def _listed(folder: Path, skip: tuple[str, ...]) -> Iterator[tuple[Any, str]]:
 
 def _wanted(folder: Path, skip: tuple[str, ...]) -> dict[Path, list[str] | None]:
     """Files to open, each with the names to read from it; None for all. Tower-only files are not opened."""
-    index = folder / INDEX
+    index = _index(folder)
     if not index.exists():
-        files = sorted(folder.glob("*.safetensors"))
+        others = [stem for stem in STEMS.values() if stem != weight_stem(folder)]
+        files = sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith(tuple(others)))
         if not files:
             raise CheckpointError(f"no safetensors file in {folder}")
         return dict.fromkeys(files)

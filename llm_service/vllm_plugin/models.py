@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import product
+from types import new_class
 from typing import Any, ClassVar
 
 import torch
@@ -27,9 +28,10 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.sequence import IntermediateTensors
 
 from llm_service.mrope import GridOrigin, ImageSpan, positions
+from llm_service.vllm_plugin import architecture
 from llm_service.vllm_plugin.processing import EMBEDDING, GRID, NoDummies, TowerFreeInfo, TowerFreeProcessor
 from shared.errors import CheckpointError
-from shared.families import ISAAC, Family
+from shared.families import FAMILIES, Family
 
 LANGUAGE = "language_model"
 
@@ -135,7 +137,7 @@ class TowerFreeModel(nn.Module, SupportsMultiModal, SupportsLoRA, SupportsPP):
     def _check_complete(self, seen: set[str], loaded: set[str]) -> None:
         """vLLM leaves parameters that no tensor filled as they are: uninitialised memory. Here that is an error."""
         missing = {name for name, _ in self.named_parameters()} - loaded
-        for parts in self.packed_modules_mapping.values():  # one parameter, several tensors
+        for parts in self.family.stacked:  # one parameter, several tensors
             for name, part, other in product(seen, parts, parts):
                 if f".{part}." in name:
                     missing |= {name.replace(f".{part}.", f".{other}.")} - seen
@@ -170,8 +172,12 @@ class TowerFreeMRoPEModel(TowerFreeModel, SupportsMRoPE):
 _processing = MULTIMODAL_REGISTRY.register_processor(TowerFreeProcessor, info=TowerFreeInfo, dummy_inputs=NoDummies)
 
 
-@_processing
-class LookonceIsaacForConditionalGeneration(TowerFreeMRoPEModel):
-    """Isaac's Qwen3."""
+def tower_free_class(family: Family) -> type[TowerFreeModel]:
+    """The class that vLLM builds for a family: the same for all, with one row of positions or three."""
+    base = TowerFreeModel if family.grid_origin is None else TowerFreeMRoPEModel
+    body = {"family": family, "__module__": __name__, "__doc__": base.__doc__}
+    return _processing(new_class(architecture(family), (base,), exec_body=lambda namespace: namespace.update(body)))
 
-    family = ISAAC
+
+# vLLM finds its classes as attributes of this module
+globals().update({architecture(family): tower_free_class(family) for family in FAMILIES.values()})

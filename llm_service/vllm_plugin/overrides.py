@@ -24,7 +24,7 @@ def tower_free(config: PretrainedConfig) -> PretrainedConfig:
     config.architectures = [architecture(family)]
     text = config.get_text_config()
     # vLLM looks at the top only; a head that is tied in text_config alone would stay uninitialised memory
-    config.tie_word_embeddings = bool(config.tie_word_embeddings or text.tie_word_embeddings)
+    config.tie_word_embeddings = any(getattr(part, "tie_word_embeddings", False) for part in (config, text))
     if family.mrope_divisors:
         for part in {id(config): config, id(text): text}.values():
             _fill_sections(family, part)

@@ -38,15 +38,16 @@ class Embedded(NamedTuple):
     patches: torch.Tensor
     grid: Grid
     rows: torch.Tensor
+    merge: int = 2
 
     @property
     def record(self) -> bytes:
         """As it lies in the cache."""
-        return encode_record(self.key, self.rows, self.grid, 2)
+        return encode_record(self.key, self.rows, self.grid, self.merge)
 
     def item(self, *, inline: bool = False) -> VisionItem:
         """What the ingress hands to the engine."""
-        return VisionItem(self.key, self.grid, 2, len(self.rows), record=self.record if inline else None)
+        return VisionItem(self.key, self.grid, self.merge, len(self.rows), record=self.record if inline else None)
 
 
 @lru_cache
@@ -57,7 +58,7 @@ def embed(checkpoint: Path, picture: Picture, salt: str = "") -> Embedded:
     with torch.inference_mode():
         rows = encoder.tower(patches, encoder.tower.plan([grid]))
     key = f"lookonce:emb:test:{checkpoint.name}:0:{salt}{picture.seed}-{picture.width}x{picture.height}"
-    return Embedded(key, patches, grid, rows.clone())
+    return Embedded(key, patches, grid, rows.clone(), encoder.tower.merge)
 
 
 _encoder = lru_cache(lambda checkpoint: load_encoder(checkpoint, "float32"))

@@ -14,18 +14,19 @@ class Case:
 
     Attributes:
         name: for the report.
-        token_ids, placeholders: of the prompt.
+        token_ids, placeholders: of the prompt; each placeholder as (offset, length, image index, mask).
         images: (seed, width, height) each.
     """
 
     name: str
     token_ids: list[int]
-    placeholders: list[tuple[int, int, int]]
+    placeholders: list[tuple[int, int, int, list[bool] | None]]
     images: list[tuple[int, int, int]]
 
     @property
     def prompt(self) -> Prompt:
-        return Prompt(self.token_ids, tuple(Placeholder(*p) for p in self.placeholders))
+        places = [Placeholder(*place, mask and tuple(mask)) for *place, mask in self.placeholders]
+        return Prompt(self.token_ids, tuple(places))
 
 
 @dataclass
@@ -35,7 +36,7 @@ class Run:
     Attributes:
         name: for the report.
         checkpoint: its folder.
-        kind: ``monolith`` (vLLM's own Isaac), ``redis`` or ``inline``.
+        kind: ``monolith`` (vLLM's own model), ``redis`` or ``inline``.
         options: engine arguments that differ.
         together: all prompts at once, else one after the other.
         passes: how often.

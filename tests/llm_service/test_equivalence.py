@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from llm_service.prompts import PromptBuilder
+from llm_service.prompts_mistral import prompt_builder
 from shared.families import size_rule
 from tests.llm_service.plans import Run
 
@@ -38,19 +38,19 @@ CONVERSATIONS: dict[str, list[Content]] = {
 }
 
 
-def cases(checkpoint: Path) -> list[dict[str, Any]]:
-    builder, rule = PromptBuilder(checkpoint), size_rule(checkpoint)
+def cases(checkpoint: Path, conversations: dict[str, list[Content]]) -> list[dict[str, Any]]:
+    builder, rule = prompt_builder(checkpoint), size_rule(checkpoint)
     made = []
-    for name, contents in CONVERSATIONS.items():
+    for name, contents in conversations.items():
         images = [content for content in contents if not isinstance(content, str)]
         parts = [
             {"type": "text", "text": content} if isinstance(content, str) else {"type": "image_url"}
             for content in contents
         ]
         prompt = builder.build(
-            [{"role": "user", "content": parts}], [rule.tokens(width, height) for _, width, height in images]
+            [{"role": "user", "content": parts}], [rule.merged(width, height) for _, width, height in images]
         )
-        places = [(p.offset, p.length, p.image_index) for p in prompt.placeholders]
+        places = [(p.offset, p.length, p.image_index, p.mask) for p in prompt.placeholders]
         made.append({"name": name, "token_ids": prompt.token_ids, "placeholders": places, "images": images})
     return made
 
@@ -58,9 +58,17 @@ def cases(checkpoint: Path) -> list[dict[str, Any]]:
 Results = dict[str, list[dict[str, Any]]]
 
 
-def perform(runs: list[Run], checkpoint: Path, url: str, folder: Path) -> Results:
+def perform(
+    runs: list[Run],
+    checkpoint: Path,
+    url: str,
+    folder: Path,
+    conversations: dict[str, list[Content]] = CONVERSATIONS,
+) -> Results:
     plan, result = folder / "plan.json", folder / "result.jsonl"
-    plan.write_text(json.dumps({"redis": url, "cases": cases(checkpoint), "runs": [asdict(run) for run in runs]}))
+    plan.write_text(
+        json.dumps({"redis": url, "cases": cases(checkpoint, conversations), "runs": [asdict(run) for run in runs]})
+    )
     command = [sys.executable, "-m", "tests.llm_service.variants", str(plan), str(result)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]

@@ -37,15 +37,15 @@ from vllm.multimodal.inputs import (
     MultiModalFlatField,
     MultiModalKwargsItem,
     MultiModalKwargsItems,
-    PlaceholderRange,
 )
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from llm_service.engine_args import engine_args
-from llm_service.engine_inputs import engine_input, sampling_params
+from llm_service.engine_inputs import _range, engine_input, sampling_params
 from llm_service.sampling import SamplingOptions
 from llm_service.vllm_plugin import models, register
 from shared.config import CacheSettings, LanguageSettings, ModelSettings
+from shared.families import ISAAC, Family, family_of, read_config, size_rule
 from tests.llm_service.pictures import Embedded, Picture, embed
 from tests.llm_service.plans import Case, Run
 
@@ -60,6 +60,7 @@ def monolith_args(run: Run) -> EngineArgs:
         skip_mm_profiling=True,
         mm_processor_cache_gb=0,
         limit_mm_per_prompt={"image": 16},
+        **({"config_format": "mistral", "tokenizer_mode": "mistral"} if _family(run).name == "pixtral" else {}),
         **run.options,
     )
 
@@ -74,26 +75,41 @@ def embedded(case: Case, run: Run) -> list[Embedded]:
     return [embed(Path(run.checkpoint), Picture(*image)) for image in case.images]
 
 
+def _family(run: Run) -> Family:
+    return family_of(read_config(Path(run.checkpoint)))
+
+
+def _isaac_image(image: Embedded, _: int) -> MultiModalKwargsItem:
+    grid = torch.tensor([1, *image.grid])
+    return MultiModalKwargsItem(
+        {
+            "pixel_values": MultiModalFieldElem(data=image.patches, field=MultiModalFlatField(slices=[slice(None)])),
+            "image_grid_thw": MultiModalFieldElem(data=grid, field=MultiModalBatchedField(keep_on_cpu=True)),
+        }
+    )
+
+
+def _pixtral_image(image: Embedded, side: int) -> MultiModalKwargsItem:
+    """Whole pictures, under the name that either of vLLM's classes wants."""
+    height, width = image.grid
+    pixels = image.patches.view(height, width, 3, side, side).permute(2, 0, 3, 1, 4)
+    pixels = pixels.reshape(3, height * side, width * side)
+    element = MultiModalFieldElem(data=pixels, field=MultiModalBatchedField())
+    return MultiModalKwargsItem({"pixel_values": element, "images": element})
+
+
 def monolith_input(case: Case, run: Run) -> Any:
     images = embedded(case, run)
     if not images:
         return tokens_input(case.token_ids)
-    fields = [
-        MultiModalKwargsItem(
-            {
-                "pixel_values": MultiModalFieldElem(data=e.patches, field=MultiModalFlatField(slices=[slice(None)])),
-                "image_grid_thw": MultiModalFieldElem(
-                    data=torch.tensor([1, *e.grid]), field=MultiModalBatchedField(keep_on_cpu=True)
-                ),
-            }
-        )
-        for e in images
-    ]
+    family = _family(run)
+    side = size_rule(Path(run.checkpoint)).patch_size
+    fields = [(_isaac_image if family.name == "isaac" else _pixtral_image)(image, side) for image in images]
     return mm_input(
         prompt_token_ids=case.token_ids,
         mm_kwargs=MultiModalKwargsItems({"image": fields}),
         mm_hashes={"image": [e.key for e in images]},
-        mm_placeholders={"image": [PlaceholderRange(offset=o, length=n) for o, n, _ in case.placeholders]},
+        mm_placeholders={"image": [_range(p) for p in case.prompt.placeholders]},
     )
 
 
@@ -125,9 +141,7 @@ def perform(run: Run, cases: list[Case], url: str) -> list[dict[str, Any]]:
     client = redis.Redis.from_url(url)
     client.flushall()
     tower_free = run.kind != "monolith"
-    models.LookonceIsaacForConditionalGeneration.family = replace(
-        models.ISAAC, grid_origin=run.origin or models.ISAAC.grid_origin
-    )
+    models.LookonceIsaacForConditionalGeneration.family = replace(ISAAC, grid_origin=run.origin or ISAAC.grid_origin)
     engine = LLMEngine.from_engine_args(tower_free_args(run, url) if tower_free else monolith_args(run))
     started = time.perf_counter()
     inputs: dict[str, Any] = {}
