@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from encoder_service.device import DeviceThread, use_torch_threads
 from encoder_service.health import HealthProbe
 from encoder_service.pictures import PictureReader
 from encoder_service.pipeline import Pipeline
-from encoder_service.replay import Capture, Replay, make_replay, warm_up
+from encoder_service.replay import Capture, Replay, make_replay, usual_grids, warm_up
 from encoder_service.stats import EncoderStats
 from encoder_service.store import Store
 from shared.cache import AsyncEmbeddingCache
@@ -25,6 +25,7 @@ from shared.config import ImageSettings, ModelSettings
 from shared.errors import Unavailable
 from shared.items import VisionItem
 from shared.keys import Namespace
+from shared.sizing import Grid
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class EncoderEngine:
         tensors = sum(len(names) for names in loaded.read.values())
         self._say(f"Read {tensors} tensors, {weights / 1e6:.1f} MB, in {time.perf_counter() - begin:.2f} s")
         replay = await self._device.run(lambda: make_replay(loaded, settings))
-        await self._warm_up(replay)
+        await self._warm_up(replay, usual_grids(loaded.preprocess.rule))
         health = HealthProbe(loaded, replay, self._device)
         await health.remember()
         dtype = next(loaded.tower.parameters()).dtype
@@ -109,7 +110,7 @@ class EncoderEngine:
             f"The tower of {self._model.name} is ready on {settings.device} ({time.perf_counter() - begin:.2f} s)"
         )
 
-    async def _warm_up(self, replay: Replay) -> None:
+    async def _warm_up(self, replay: Replay, grids: Sequence[Grid]) -> None:
         """All budgets; requests are packed for them from then on."""
         if not replay.budgets:
             return
@@ -122,7 +123,7 @@ class EncoderEngine:
             self._stats.show_costs(self._model.name, replay.costs, capture.budget)
             loop.call_soon_threadsafe(self._say, f"Budget of {capture}")
 
-        captures = await self._device.run(lambda: warm_up(replay, done))
+        captures = await self._device.run(lambda: warm_up(replay, grids, done))
         seconds, grown = sum(c.seconds for c in captures), sum(c.bytes for c in captures)
         self._say(f"{total} budgets are ready after {seconds:.1f} s of preparation, {grown / 1e6:+.1f} MB")
         self._room.use_sizes(replay.budgets, replay.costs.price)

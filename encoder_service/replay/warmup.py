@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isqrt
 
 import psutil
 import torch
@@ -13,10 +12,11 @@ import torch
 from encoder_service.device import Patches
 from encoder_service.replay.runner import Replay
 from encoder_service.towers.base import Budget, Tower
-from shared.sizing import Grid
+from shared.errors import ConfigError
+from shared.sizing import Grid, SizeRule
 
-#: patches of an image of warm-up, at most: about what one of 512×512 pixels has
-USUAL_PATCHES = 1024
+#: pixels; sides of the pictures of warm-up, by preference
+USUAL_SIDES = (512, 256, 128, 64, 32, 1)
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,20 @@ class Capture:
         )
 
 
-def warm_up(replay: Replay, done: Callable[[Capture], None] | None = None) -> list[Capture]:
+def warm_up(replay: Replay, grids: Sequence[Grid], done: Callable[[Capture], None] | None = None) -> list[Capture]:
     """Prepares all budgets, the largest first: memory that it needed serves the smaller ones.
 
     Args:
         replay: what to warm up.
+        grids: that pictures of this family have, the preferred first.
         done: told after each budget.
+
+    Raises:
+        ConfigError: none of the grids fits a budget.
     """
     captures = []
     for budget in reversed(replay.budgets):
-        images = full_batch(replay.tower, budget)
+        images = full_batch(replay.tower, budget, grids)
         before, begin = _memory(replay), time.perf_counter()
         replay.prepare(budget, images)
         seconds, grown = time.perf_counter() - begin, _memory(replay) - before
@@ -66,15 +70,25 @@ def warm_up(replay: Replay, done: Callable[[Capture], None] | None = None) -> li
     return captures
 
 
-def full_batch(tower: Tower, budget: Budget) -> list[Patches]:
-    """Square images of a usual size that fill the budget as well as such can."""
-    side = max(isqrt(min(budget.patches, USUAL_PATCHES)) // tower.merge, 1) * tower.merge
-    grid = Grid(side, side)
+def usual_grids(rule: SizeRule) -> list[Grid]:
+    """Of square pictures, the most usual size first, then smaller ones for budgets that do not take it."""
+    return [rule.grid(side, side) for side in USUAL_SIDES]
+
+
+def full_batch(tower: Tower, budget: Budget, grids: Sequence[Grid]) -> list[Patches]:
+    """Images of the first grid that fits, as many as the budget takes.
+
+    Raises:
+        ConfigError: none fits.
+    """
+    grid = next((grid for grid in grids if grid.patches <= budget.patches), None)
+    if grid is None:
+        smallest = min(grid.patches for grid in grids)
+        raise ConfigError(f"a replay budget of {budget.patches} patches takes no picture: they have {smallest} or more")
     dtype = next(tower.parameters()).dtype
-    count = min(budget.patches // grid.patches, budget.images)
     generator = torch.Generator().manual_seed(0)
     values = (torch.rand(grid.patches, tower.patch_dim, generator=generator) * 2 - 1).to(dtype)
-    return [Patches(values, grid)] * count
+    return [Patches(values, grid)] * min(budget.patches // grid.patches, budget.images)
 
 
 def _memory(replay: Replay) -> int:

@@ -48,6 +48,15 @@ def small_tower() -> IsaacTower:
     return tower.eval().requires_grad_(False)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One torch thread for the test: the least rows of a forward depend on it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def random_patches(grid: Grid, patch_dim: int, seed: int = 0) -> torch.Tensor:
     """Patches as preprocessing gives them: values in [-1, 1]."""
     generator = torch.Generator().manual_seed(seed + 1000 * grid.height + grid.width)

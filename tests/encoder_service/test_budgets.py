@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from pydantic import ValidationError
 
 from encoder_service.replay.budgets import MAX_IMAGES, ladder, smallest_fit, smallest_useful
 from encoder_service.replay.costs import RETRY_EVERY, CostBook
 from encoder_service.towers.base import Budget
+from shared.config import EncoderSettings
 from shared.errors import ConfigError
 from shared.sizing import NaflexRule
 
@@ -44,6 +48,20 @@ def test_explicit_budgets_are_taken_as_they_are() -> None:
 def test_explicit_budgets_that_cannot_be_are_refused(explicit: tuple[int, ...], floor: int) -> None:
     with pytest.raises(ConfigError, match="divisible by 4"):
         ladder(explicit, 64, 512, 2, floor)
+
+
+@pytest.mark.parametrize(
+    ("replay", "words"),
+    [
+        ({"backend": "cuda-graph"}, "needs a CUDA device"),
+        ({"backend": "jit"}, "eager"),
+        ({"budget": [1]}, "Extra inputs"),
+        ({"budgets": [0]}, "greater than or equal to 1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(replay: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        EncoderSettings.model_validate({"replay": replay})
 
 
 def test_the_smallest_useful_image_follows_the_familys_rule() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,16 +18,11 @@ from shared.errors import ConfigError
 from shared.sizing import Grid
 from tests.encoder_service.conftest import random_patches
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
+SQUARES = tuple(Grid(side, side) for side in (32, 16, 8, 4, 2))
 BUDGETS = (Budget(64, 4), Budget(128, 8), Budget(320, 8))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def random_tower() -> IsaacTower:
@@ -55,7 +49,7 @@ def random_batch(rng: random.Random, budget: Budget) -> list[Patches]:
 
 def ready(tower: IsaacTower, *, depth: int = 1, budgets: tuple[Budget, ...] = BUDGETS) -> Replay:
     replay = Replay(tower, budgets, make_backend("eager", CPU), depth=depth)
-    warm_up(replay)
+    warm_up(replay, SQUARES)
     return replay
 
 
@@ -169,7 +163,7 @@ def test_weights_and_buffers_in_half_precision_have_one_dtype(small_tower: Isaac
 def test_warm_up_measures_both_ways_of_every_budget(small_tower: IsaacTower) -> None:
     replay = Replay(small_tower, BUDGETS, make_backend("eager", CPU))
     told: list[Budget] = []
-    captures = warm_up(replay, lambda capture: told.append(capture.budget))
+    captures = warm_up(replay, SQUARES, lambda capture: told.append(capture.budget))
     assert told == [capture.budget for capture in captures] == list(reversed(BUDGETS))
     for capture in captures:
         assert min(capture.seconds, capture.replay_seconds, capture.eager_seconds) > 0
@@ -180,9 +174,14 @@ def test_warm_up_measures_both_ways_of_every_budget(small_tower: IsaacTower) -> 
 
 def test_images_of_warm_up_fit(small_tower: IsaacTower) -> None:
     for budget in (Budget(4, 1), Budget(60, 15), Budget(1024, 1), Budget(5000, 8)):
-        images = full_batch(small_tower, budget)
+        images = full_batch(small_tower, budget, SQUARES)
         assert sum(image.grid.patches for image in images) <= budget.patches
         assert 1 <= len(images) <= budget.images
+
+
+def test_a_budget_that_takes_no_picture_is_refused(small_tower: IsaacTower) -> None:
+    with pytest.raises(ConfigError, match="64 patches takes no picture: they have 256 or more"):
+        full_batch(small_tower, BUDGETS[0], [Grid(32, 32), Grid(16, 16)])
 
 
 def test_cuda_graphs_need_cuda() -> None:

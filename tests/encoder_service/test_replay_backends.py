@@ -17,7 +17,7 @@ from encoder_service.towers.base import Budget
 from encoder_service.towers.isaac import IsaacTower
 from shared.sizing import Grid
 from tests.encoder_service.conftest import random_patches, relative_error
-from tests.encoder_service.test_replay import random_batch, random_tower
+from tests.encoder_service.test_replay import SQUARES, random_batch, random_tower
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BUDGETS = (Budget(64, 4), Budget(128, 8))
@@ -30,7 +30,7 @@ def compiled() -> Iterator[Replay]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     replay = Replay(random_tower(), BUDGETS, make_backend("compiled", CPU), depth=2)
-    warm_up(replay)
+    warm_up(replay, SQUARES)
     yield replay
     torch.set_num_threads(before)
 
@@ -66,7 +66,7 @@ def test_compiled_bits_do_not_depend_on_batch_or_budget(compiled: Replay) -> Non
 
 def on_cuda(tower: IsaacTower, dtype: torch.dtype, budgets: tuple[Budget, ...] = BUDGETS) -> Replay:
     replay = Replay(copy.deepcopy(tower).to(CUDA, dtype), budgets, make_backend("cuda-graph", CUDA), depth=2)
-    warm_up(replay)
+    warm_up(replay, SQUARES)
     return replay
 
 
