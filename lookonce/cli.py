@@ -18,7 +18,7 @@ from lookonce.client import Answer, Client, data_url
 from lookonce.report import answer_table
 from lookonce.service import free_port, interruptible, running
 from shared import log
-from shared.config import Settings, load_settings
+from shared.config import Dtype, Settings, load_settings
 from shared.errors import LookonceError, RequestError, Unavailable
 
 DEFAULT_CONFIG = Path("configs/demo.yaml")
@@ -150,6 +150,45 @@ async def _caption(
             return await write_captions(
                 client, folder, out_file, prompt, max_tokens=max_tokens, parallel=parallel, progress=progress
             )
+
+
+@app.command()
+def encode(
+    folder: Annotated[Path, typer.Argument(help="Folder with pictures; subfolders are searched too.")],
+    out_file: Annotated[Path, typer.Option("--out", "-o", help="safetensors file to write.")],
+    checkpoint: Annotated[Path, typer.Option(help="Folder of an encoder without a language model, such as C-RADIO.")],
+    features: Annotated[
+        bool, typer.Option("--features/--summary", help="One vector per patch, or one per picture.")
+    ] = True,
+    dtype: Annotated[Dtype, typer.Option(help="Of the encoder and of the tensors.")] = "float32",
+    device: Annotated[str, typer.Option(help="Torch device.")] = "cpu",
+) -> None:
+    """Encode every picture of a folder with an encoder alone. Exit code 3: some pictures failed."""
+    from lookonce.encode import encode_folder
+
+    columns = (TextColumn("pictures"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+    try:
+        with interruptible(), Progress(*columns, TimeRemainingColumn(), console=err) as bar:
+            task = bar.add_task("", total=None, note="loading the encoder")
+            report = encode_folder(
+                folder,
+                out_file,
+                checkpoint,
+                summary=not features,
+                dtype=dtype,
+                device=device,
+                progress=lambda done, total, failed: bar.update(
+                    task, completed=done, total=total, note=f"{failed} failed"
+                ),
+            )
+            bar.stop()
+            for name, reason in report.failures:
+                err.print(f"[yellow]failed:[/] {escape(name)}: {escape(reason)}", highlight=False)
+            out.print(f"{report.encoded} pictures in {out_file}; {len(report.failures)} failed", highlight=False)
+            raise typer.Exit(PARTLY_FAILED if report.failures else 0)
+        raise typer.Exit(130)
+    except LookonceError as error:
+        _fail(error)
 
 
 @app.command()
