@@ -25,14 +25,16 @@ DEFAULT_CONTEXT = 128_000
 def config_file(checkpoint: Path) -> str:
     """Which of the two layouts a folder is read as: ``config.json`` or ``params.json``.
 
-    Some folders hold both. Then Hugging Face's is taken, unless its weights are missing and Mistral's are there.
+    Some folders hold both. Then Hugging Face's is taken, unless its weights or its tokenizer are missing (those of
+    Mistral-Small-3.2 come with ``tekken.json`` alone) and Mistral's weights are there.
     """
     if not (checkpoint / PARAMS).is_file():
         return CONFIG
     if not (checkpoint / CONFIG).is_file():
         return PARAMS
     held = {name: any(checkpoint.glob(f"{stem}*.safetensors")) for name, stem in STEMS.items()}
-    return PARAMS if held[PARAMS] and not held[CONFIG] else CONFIG
+    complete = held[CONFIG] and (checkpoint / "tokenizer.json").is_file()
+    return PARAMS if held[PARAMS] and not complete else CONFIG
 
 
 def weight_stem(checkpoint: Path) -> str:

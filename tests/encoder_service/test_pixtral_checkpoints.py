@@ -52,11 +52,14 @@ def test_shards_of_a_native_checkpoint_need_no_index(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_both_layouts_is_read_as_hugging_faces(tmp_path: Path) -> None:
-    """As published: Mistral-Small-3.1 comes with both. Without Hugging Face's weights Mistral's are taken."""
+    """As published: Mistral-Small-3.1 comes with both. Without Hugging Face's weights or tokenizer, as Mistral's."""
     write_pixtral(tmp_path, "native-merger", seed=1)
     write_pixtral(tmp_path, "mistral3", seed=2)
     assert family_of(read_config(tmp_path)).name == "mistral3"
     assert set(load_encoder(tmp_path, "float32").read) == {"model.safetensors"}
+    (tmp_path / "tokenizer.json").rename(tmp_path / "kept.json")
+    assert family_of(read_config(tmp_path)).name == "pixtral"
+    (tmp_path / "kept.json").rename(tmp_path / "tokenizer.json")
     (tmp_path / "model.safetensors").unlink()
     assert family_of(read_config(tmp_path)).name == "pixtral"
     assert set(load_encoder(tmp_path, "float32").read) == {"consolidated.safetensors"}
