@@ -160,9 +160,7 @@ def test_missing_tensors_are_an_error(lost: str | None) -> None:
 
     linear = torch.nn.Linear(1, 1)
     parameters = {"head": linear.weight, "layers.0.qkv_proj.weight": linear.weight}
-    fake: Any = SimpleNamespace(
-        named_parameters=parameters.items, packed_modules_mapping={"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
-    )
+    fake: Any = SimpleNamespace(named_parameters=parameters.items, family=ISAAC)
     seen = {f"model.layers.0.{part}_proj.weight" for part in "qkv"} - {lost}
     loaded = parameters.keys() - {lost}
     if lost is None:
