@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/demo.yaml
 
-.PHONY: help setup demo serve test test-slow test-gpu bench lint format clean
+.PHONY: help setup demo serve test test-slow test-gpu bench bench-encoder bench-mrope lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,6 +28,12 @@ test-gpu: setup  ## tests that need a CUDA device
 
 bench: setup  ## benchmarks; results are noted in benchmarks/RESULTS.md
 	@$(BIN)/python -m benchmarks.accuracy
+
+bench-encoder: setup  ## encoder: one image at a time, packed, and replayed
+	@$(BIN)/python -m benchmarks.encoder
+
+bench-mrope: setup  ## M-RoPE positions beside vLLM's
+	@$(BIN)/python -m benchmarks.mrope
 
 lint: setup  ## ruff and mypy
 	@$(BIN)/ruff check .

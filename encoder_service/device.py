@@ -41,12 +41,14 @@ class Embedded(NamedTuple):
         padding: patches of padding that went through the tower.
         seconds: of plan, transfer and forward.
         budget: the fixed size that was replayed; None for a forward of the batch's own size.
+        host: seconds of them in which the host planned and packed.
     """
 
     embeddings: list[torch.Tensor]
     padding: int
     seconds: float
     budget: Budget | None = None
+    host: float = 0.0
 
 
 def smallest_batch(tower: Tower) -> int:
@@ -87,11 +89,11 @@ def embed(tower: Tower, images: Sequence[Patches]) -> Embedded:
     plan = tower.plan([image.grid for image in images], budget)
     packed = torch.empty(budget.patches, tower.patch_dim, dtype=parameter.dtype)
     packed[pack(images, packed) :] = 0
+    packing = time.perf_counter() - begin
     with torch.inference_mode():
         out = tower(packed.to(parameter.device), plan.to(parameter.device)).cpu()
-    return Embedded(
-        list(out[: sum(plan.tokens)].split(plan.tokens)), budget.patches - used, time.perf_counter() - begin
-    )
+    rows = list(torch.split(out[: sum(plan.tokens)], plan.tokens))
+    return Embedded(rows, budget.patches - used, time.perf_counter() - begin, host=packing)
 
 
 class DeviceThread:

@@ -21,7 +21,7 @@ class EncoderStats:
         images, patches, tokens: that went through it.
         padding_patches: patches of no image that went through it.
         queue_seconds: summed over images, from patches ready to forward begun.
-        encode_seconds: summed over forwards.
+        encode_seconds, host_seconds: summed over forwards, all of it and the host's planning and packing.
         warmup_seconds, warmup_bytes: of all budgets at start.
         requests: calls of ``encode``.
         cache_hits: embeddings found after decoding: another file of the picture, or another encoder's work.
@@ -41,6 +41,7 @@ class EncoderStats:
     padding_patches: int = 0
     queue_seconds: float = 0.0
     encode_seconds: float = 0.0
+    host_seconds: float = 0.0
     warmup_seconds: float = 0.0
     warmup_bytes: int = 0
     requests: int = 0
@@ -71,8 +72,10 @@ class EncoderStats:
         self.tokens += tokens
         self.padding_patches += result.padding
         self.encode_seconds += result.seconds
+        self.host_seconds += result.host
         metrics.FORWARDS.labels(model, path).inc()
         metrics.FORWARD_SECONDS.labels(model, path).inc(result.seconds)
+        metrics.HOST_SECONDS.labels(model).inc(result.host)
         metrics.ENCODED_IMAGES.labels(model).inc(images)
         metrics.ENCODED_PATCHES.labels(model).inc(patches)
         metrics.ENCODED_TOKENS.labels(model).inc(tokens)

@@ -32,6 +32,7 @@ FORWARDS = Counter("lookonce_encoder_forwards", "Forward passes of a tower, by p
 FORWARD_SECONDS = Counter("lookonce_encoder_forward_seconds", "Time in forward passes, by path", ["model", "path"])
 ENCODED_IMAGES = Counter("lookonce_encoded_images", "Images that went through a tower", ["model"])
 ENCODED_PATCHES = Counter("lookonce_encoded_patches", "Patches that went through a tower", ["model"])
+HOST_SECONDS = Counter("lookonce_encoder_host_seconds", "Planning and packing of batches, part of the above", ["model"])
 ENCODED_TOKENS = Counter("lookonce_encoded_tokens", "Embedding rows that towers gave", ["model"])
 PADDING_PATCHES = Counter("lookonce_encoder_padding_patches", "Patches of no image in forward passes", ["model"])
 QUEUE_SECONDS = Histogram(

@@ -131,6 +131,7 @@ class Replay:
             staged.budget.patches - used,
             seconds + staged.seconds,
             staged.budget,
+            staged.seconds,
         )
 
     def abandon(self, staged: Staged) -> None:

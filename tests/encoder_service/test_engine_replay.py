@@ -69,6 +69,7 @@ async def test_ready_after_all_budgets_with_progress_and_metrics(checkpoint: Pat
     assert stats["tokens"] == item.tokens
     assert metric("encoder_forwards_total", model="warm", path=path) == 1
     assert metric("encoder_forward_seconds_total", model="warm", path=path) > 0
+    assert 0 < metric("encoder_host_seconds_total", model="warm") < stats["encode_seconds"]
     assert metric("encoded_tokens_total", model="warm") == item.tokens
     assert metric("encoded_patches_total", model="warm") == item.grid.patches
     assert metric("encoder_padding_patches_total", model="warm") == stats["padding_patches"]

@@ -29,7 +29,7 @@ def random_case(rng: random.Random) -> Case:
     return length, spans
 
 
-CASES = [random_case(random.Random(seed)) for seed in range(400)]
+CASES = [random_case(random.Random(seed)) for seed in range(1000)]
 
 
 def features(spans: list[ImageSpan]) -> list[Any]:
