@@ -13,6 +13,7 @@ from llm_service.image_tokens import ImageTokens
 from llm_service.tokens import SplitTokenizer, named_tokens, read_tokenizer_config
 from shared.errors import CheckpointError, RequestError
 from shared.families import family_of, read_config
+from shared.model_config import PARAMS, config_file
 from shared.sizing import Grid
 
 ROLES = frozenset({"system", "user", "assistant", "tool"})
@@ -236,6 +237,19 @@ class PromptBuilder:
             if is_word and part in self._image_words
         ]
         return sum(isinstance(piece, UserText) for piece in pieces) == 1 and len(words) == images
+
+
+def prompt_builder(checkpoint: Path) -> PromptBuilder:
+    """The builder that a checkpoint's tokenizer needs.
+
+    Raises:
+        CheckpointError: tokenizer, template or configuration is missing or cannot be used.
+    """
+    if config_file(checkpoint) != PARAMS:
+        return PromptBuilder(checkpoint)
+    from llm_service.prompts_mistral import MistralPromptBuilder  # needs a second to import, and few need it
+
+    return MistralPromptBuilder(checkpoint)
 
 
 def part_text(part: Any) -> str | None:

@@ -19,22 +19,12 @@ from llm_service.image_tokens import ImageTokens
 from llm_service.prompts import ROLES, Placeholder, Prompt, PromptBuilder, image_count, part_text
 from shared.errors import CheckpointError, RequestError
 from shared.families import family_of, read_config
-from shared.model_config import PARAMS, config_file
 from shared.sizing import Grid
 
 TEKKEN = "tekken.json"
 #: how a part that we wrote tells the encoder below its grid
 SCHEME = "data:lookonce,"
 _NO_PIXELS = np.zeros((0, 0, 0), dtype=np.float32)
-
-
-def prompt_builder(checkpoint: Path) -> PromptBuilder:
-    """The builder that a checkpoint's tokenizer needs.
-
-    Raises:
-        CheckpointError: tokenizer, template or configuration is missing or cannot be used.
-    """
-    return (MistralPromptBuilder if config_file(checkpoint) == PARAMS else PromptBuilder)(checkpoint)
 
 
 class _GridEncoder:

@@ -18,7 +18,7 @@ from llm_service.api.endpoint import Backend
 from llm_service.api.ray_pools import RayEncoderPool, RayLanguagePool
 from llm_service.api.vision import ImageResolver
 from llm_service.deployment import LanguageReplica
-from llm_service.prompts_mistral import prompt_builder
+from llm_service.prompts import prompt_builder
 from shared import log
 from shared.cache import AsyncEmbeddingCache
 from shared.config import ModelSettings, PoolSettings, Settings

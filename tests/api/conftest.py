@@ -22,7 +22,7 @@ from llm_service.api.endpoint import Backend
 from llm_service.api.pools import PoolStatus
 from llm_service.api.vision import ImageResolver
 from llm_service.messages import Chunk
-from llm_service.prompts import Prompt, PromptBuilder
+from llm_service.prompts import Prompt, prompt_builder
 from llm_service.sampling import SamplingOptions
 from lookonce.service import free_port
 from shared.cache import AsyncEmbeddingCache
@@ -83,14 +83,14 @@ class EngineLanguagePool:
 
 
 @contextmanager
-def serving(folder: Path, access: AccessSettings) -> Iterator[str]:
-    """Base URL of the application on engines of the demo model."""
+def serving(folder: Path, access: AccessSettings, checkpoint: Path = ROOT / "models" / "demo") -> Iterator[str]:
+    """Base URL of the application on engines of the demo model, or of another."""
     from encoder_service.engine import EncoderEngine
     from llm_service.engine import LanguageEngine
 
     model = ModelSettings(
         name=MODEL,
-        checkpoint=ROOT / "models" / "demo",
+        checkpoint=checkpoint,
         language=LanguageSettings(max_model_len=MAX_MODEL_LEN, max_num_seqs=16),
     )
     images, settings = ImageSettings(allow_private_hosts=True), CacheSettings()
@@ -103,7 +103,7 @@ def serving(folder: Path, access: AccessSettings) -> Iterator[str]:
             await asyncio.gather(encoder.start(), language.start())
             resolver = ImageResolver(EngineEncoderPool(encoder), cache, fetcher, images)
             pool, rule = EngineLanguagePool(language), size_rule(model.checkpoint)
-            service = ModelService(resolver, pool, PromptBuilder(model.checkpoint), rule, MAX_MODEL_LEN)
+            service = ModelService(resolver, pool, prompt_builder(model.checkpoint), rule, MAX_MODEL_LEN)
             yield Backend({MODEL: service}, cache)
         finally:
             await language.stop()

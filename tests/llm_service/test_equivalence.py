@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from llm_service.prompts_mistral import prompt_builder
+from llm_service.prompts import prompt_builder
 from shared.families import size_rule
 from tests.llm_service.plans import Run
 

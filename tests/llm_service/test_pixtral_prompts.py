@@ -13,8 +13,8 @@ from PIL import Image
 from transformers import AutoProcessor
 
 from llm_service.engine_inputs import engine_input
-from llm_service.prompts import Prompt, PromptBuilder
-from llm_service.prompts_mistral import MistralPromptBuilder, prompt_builder
+from llm_service.prompts import Prompt, PromptBuilder, prompt_builder
+from llm_service.prompts_mistral import MistralPromptBuilder
 from shared.errors import CheckpointError, RequestError
 from shared.families import size_rule
 from shared.items import VisionItem
