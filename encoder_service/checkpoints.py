@@ -79,16 +79,10 @@ def load_encoder(checkpoint: Path, dtype: Dtype, device: str = "cpu") -> LoadedE
     """
     config = read_config(checkpoint)
     family = family_of(config)
-    layout = LAYOUTS.get(family.name)
-    if layout is None:
-        raise CheckpointError(f"{checkpoint}: no tower for family {family.name}; there are: {', '.join(LAYOUTS)}")
     rule = _size_rule(family, config)
-    with torch.device("meta"):
-        tower = layout.build(config, rule).to(getattr(torch, dtype)).requires_grad_(False)
+    layout, tower = _planned(checkpoint, config, family, rule, dtype)
     with TensorFiles(checkpoint, weight_stem(checkpoint)) as files:
-        root = _root(family, files, checkpoint)
-        sources = _located(layout, tower, family, root, files, checkpoint)
-        _check_shapes(tower, sources, files)
+        root, sources = _found(layout, tower, family, files, checkpoint)
         tower = tower.to_empty(device=torch.device(device)).eval()
         _fill(tower, layout, sources, files, root)
     preprocess = layout.preprocess(config, rule)
@@ -96,6 +90,41 @@ def load_encoder(checkpoint: Path, dtype: Dtype, device: str = "cpu") -> LoadedE
         tower_fingerprint(tower, layout.describe(tower), dtype), blake3(preprocess.fingerprint().encode()).hexdigest()
     )
     return LoadedEncoder(tower, preprocess, prints, files.read)
+
+
+def check_encoder(checkpoint: Path, dtype: Dtype = "bfloat16") -> Tower:
+    """The tower of a checkpoint without its weights, on the ``meta`` device, once every tensor is known to be there.
+
+    Only headers are read and no memory is spent on weights.
+
+    Raises:
+        CheckpointError: as for :func:`load_encoder`.
+    """
+    config = read_config(checkpoint)
+    family = family_of(config)
+    layout, tower = _planned(checkpoint, config, family, _size_rule(family, config), dtype)
+    with TensorFiles(checkpoint, weight_stem(checkpoint)) as files:
+        _found(layout, tower, family, files, checkpoint)
+    return tower
+
+
+def _planned(
+    checkpoint: Path, config: dict[str, Any], family: Family, rule: SizeRule, dtype: Dtype
+) -> tuple[Layout, Tower]:
+    """The layout, and the tower where nothing is allocated."""
+    layout = LAYOUTS.get(family.name)
+    if layout is None:
+        raise CheckpointError(f"{checkpoint}: no tower for family {family.name}; there are: {', '.join(LAYOUTS)}")
+    with torch.device("meta"):
+        return layout, layout.build(config, rule).to(getattr(torch, dtype)).requires_grad_(False)
+
+
+def _found(layout: Layout, tower: Tower, family: Family, files: TensorFiles, checkpoint: Path) -> tuple[str, Sources]:
+    """Root and sources of the tower's tensors, all there and of the right shape."""
+    root = _root(family, files, checkpoint)
+    sources = _located(layout, tower, family, root, files, checkpoint)
+    _check_shapes(tower, sources, files)
+    return root, sources
 
 
 def tower_fingerprint(tower: Tower, description: str, dtype: str) -> str:

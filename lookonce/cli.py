@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -205,6 +206,39 @@ def demo(config: Config = DEFAULT_CONFIG) -> None:
         raise typer.Exit(130)
     except LookonceError as error:
         _fail(error)
+
+
+@app.command(name="inspect")
+def inspect_checkpoint(
+    checkpoint: Annotated[Path, typer.Argument(help="Folder of a checkpoint.")],
+    size: Annotated[
+        list[str] | None, typer.Option(help="Picture to count tokens for, as 1024x768; repeatable.")
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="To compute memory for.")] = "bfloat16",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Tell a checkpoint's family, sizes, tokens and memory, and what is wrong with it. Exit code 1: something is."""
+    from lookonce.inspect import SIZES, inspect, inspection_table
+
+    try:
+        found = inspect(checkpoint, dtype, [_picture_size(text) for text in size] if size else SIZES)
+    except LookonceError as error:
+        _fail(error)
+    if as_json:
+        out.print_json(data=found.body())
+    else:
+        out.print(inspection_table(found))
+        for problem in found.problems:
+            err.print(f"[red]problem:[/] {escape(problem)}", highlight=False)
+    if found.problems:
+        raise typer.Exit(FAILED)
+
+
+def _picture_size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,6})\s*[x×,]\s*(\d{1,6})", text)
+    if match is None or "0" in (match[1].lstrip("0") or "0", match[2].lstrip("0") or "0"):
+        raise RequestError(f"a picture's size is written as 1024x768, not {text!r}")
+    return int(match[1]), int(match[2])
 
 
 @app.command()
