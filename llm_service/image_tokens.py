@@ -31,11 +31,13 @@ class ImageTokens:
         image: stands for one embedding row.
         row_end: after every row of tokens but the last; None for families that write no rows.
         image_end: after the last row.
+        around: before and after an image; None for families that write nothing there.
     """
 
     image: int
     row_end: int | None = None
     image_end: int | None = None
+    around: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, family: Family, find: Callable[[str], int | None], where: str) -> ImageTokens:
@@ -49,15 +51,19 @@ class ImageTokens:
         Raises:
             CheckpointError: a token is missing.
         """
-        names = [family.image_token]
-        if family.rows is not None:
-            names += [family.rows.row_end, family.rows.image_end]
-        found = []
-        for name in names:
+
+        def known(name: str) -> int:
             if (token := find(name)) is None:
                 raise CheckpointError(f"the tokenizer in {where} has no {name}")
-            found.append(token)
-        return cls(*found)
+            return token
+
+        image = known(family.image_token)
+        if family.rows is not None:
+            return cls(image, known(family.rows.row_end), known(family.rows.image_end))
+        if family.around is not None:
+            before, after = family.around
+            return cls(image, around=(known(before), known(after)))
+        return cls(image)
 
     def fill(self, size: int | Grid) -> FilledImage:
         """The tokens of an image with this grid of tokens; where no rows are written, their number will do.
@@ -66,6 +72,9 @@ class ImageTokens:
             RequestError: a number where the rows must be known.
         """
         count = size if isinstance(size, int) else size.patches
+        if count and self.around is not None:
+            before, after = self.around
+            return FilledImage([before, *[self.image] * count, after], (False, *[True] * count, False))
         if not count or self.row_end is None or self.image_end is None:
             return FilledImage([self.image] * count, None)
         if isinstance(size, int):

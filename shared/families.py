@@ -65,8 +65,7 @@ ISAAC = Family(
 )
 
 FAMILIES: dict[str, Family] = {
-    family.name: family
-    for family in (ISAAC, PIXTRAL, PIXTRAL_HF, MISTRAL3, RADIO, LLAMA_NEMOTRON, NEMOTRON_NANO)
+    family.name: family for family in (ISAAC, PIXTRAL, PIXTRAL_HF, MISTRAL3, RADIO, LLAMA_NEMOTRON, NEMOTRON_NANO)
 }
 
 
@@ -80,8 +79,8 @@ def family_of(config: Config) -> Family:
         if family.matches(config):
             return family
     raise CheckpointError(
-        f"no family for model_type {config.get('model_type')!r} with architectures "
-        f"{list(config.get('architectures') or ())}; "
+        f"no family for model_type {config.get('model_type')!r:.80} with architectures "
+        f"{config.get('architectures')!r:.200}; "
         f"known: {', '.join(family.model_type for family in FAMILIES.values())}"
     )
 
@@ -103,7 +102,9 @@ def context_length(checkpoint: Path) -> int:
         CheckpointError: the configuration does not say.
     """
     config = read_config(checkpoint)
-    text = config.get("text_config") or {}
+    if (family := family_of(config)).language_architecture is None:
+        raise CheckpointError(f"{checkpoint} has no language model to serve ({family.name}); try lookonce encode")
+    text = config.get("text_config") or config.get("llm_config") or {}
     length = text.get("max_position_embeddings", config.get("max_position_embeddings"))
     if not isinstance(length, int) or length < 1:
         file = checkpoint / config_file(checkpoint)

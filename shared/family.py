@@ -33,16 +33,18 @@ class Family:
         name: short name, used in module names and metrics.
         model_type: ``model_type`` in ``config.json``.
         architectures: ``architectures`` in ``config.json``.
-        image_text: what a chat template writes for one image.
-        image_token: the token that stands for one embedding row in the prompt.
-        language_architecture: the text model, as the language engine names it.
         tower_parts: how the names of the tower's and projector's tensors begin, after one of the roots.
-        language_prefixes: checkpoint prefixes of the language model with what replaces them, first match wins.
         size_rule: from ``config.json`` to the family's size arithmetic.
         max_tokens: from ``config.json`` to the most embedding rows that one image can have.
+        image_text: what a chat template writes for one image.
+        image_token: the token that stands for one embedding row in the prompt.
+        language_architecture: the text model, as the language engine names it; None for encoders alone, and then
+            whatever concerns prompts and language is left out.
+        language_prefixes: checkpoint prefixes of the language model with what replaces them, first match wins.
         tower_roots: what stands before those parts; checkpoints differ in it.
         vision_model_type: ``model_type`` in ``vision_config``, where the family's own name says too little.
         rows: tokens between the rows of an image; None where its rows stand one after another.
+        around: tokens before and after an image, which take no embedding.
         grid_origin: where an image's height and width positions begin (``llm_service.mrope.GridOrigin``); None for
             models with one row of positions.
         mrope_divisors: the M-RoPE sections, each as head size over this; empty without M-RoPE.
@@ -52,16 +54,17 @@ class Family:
     name: str
     model_type: str
     architectures: tuple[str, ...]
-    image_text: str
-    image_token: str
-    language_architecture: str
     tower_parts: tuple[str, ...]
-    language_prefixes: tuple[tuple[str, str], ...]
     size_rule: Callable[[Config], SizeRule]
     max_tokens: Callable[[Config], int]
+    image_text: str = ""
+    image_token: str = ""
+    language_architecture: str | None = None
+    language_prefixes: tuple[tuple[str, str], ...] = ()
     tower_roots: tuple[str, ...] = ("",)
     vision_model_type: str | None = None
     rows: RowTokens | None = None
+    around: tuple[str, str] | None = None
     grid_origin: str | None = None
     mrope_divisors: tuple[int, ...] = ()
     stacked: tuple[tuple[str, ...], ...] = HF_STACKED
@@ -73,8 +76,9 @@ class Family:
 
     def matches(self, config: Config) -> bool:
         """Whether a checkpoint's configuration describes this family."""
-        names = config.get("architectures") or ()
-        if config.get("model_type") != self.model_type and not set(names) & set(self.architectures):
+        given = config.get("architectures")
+        names = given if isinstance(given, list) else []
+        if config.get("model_type") != self.model_type and not any(name in self.architectures for name in names):
             return False
         vision = config.get("vision_config")
         kind = vision.get("model_type") if isinstance(vision, Mapping) else None

@@ -122,10 +122,6 @@ RADIO = Family(
     tower_parts=("radio_model.", "embeddings.", "encoder.", "input_conditioner.", "summary_idxs"),
     size_rule=_alone_rule,
     max_tokens=_alone_max_tokens,
-    image_text="",
-    image_token="",
-    language_architecture="",
-    language_prefixes=(),
 )
 
 LLAMA_NEMOTRON = Family(
@@ -137,10 +133,12 @@ LLAMA_NEMOTRON = Family(
     max_tokens=lambda config: _llama_rule(config).max_tokens,
     image_text="<image>",
     image_token="<image>",
+    around=("<img>", "</img>"),
     language_architecture="LlamaForCausalLM",
     language_prefixes=(("language_model.", ""),),
 )
 
+#: its language half is a hybrid of attention and Mamba layers, which the language engine here does not run
 NEMOTRON_NANO = Family(
     name="nemotron-nano",
     model_type="NemotronH_Nano_VL_V2",
@@ -148,8 +146,4 @@ NEMOTRON_NANO = Family(
     tower_parts=("vision_model.", "mlp1.", "vision_projector."),
     size_rule=_nano_rule,
     max_tokens=lambda config: _nano_rule(config).max_tokens,
-    image_text="<image>",
-    image_token="<image>",
-    language_architecture="NemotronHForCausalLM",
-    language_prefixes=(("language_model.", ""),),
 )

@@ -10,9 +10,13 @@ from typing import Any, Literal, get_args
 import torch
 from safetensors.torch import save_file
 
+from tests.checkpoints import write_tokenizer
+
 #: remote-code names alone; transformers' two spellings; inside Llama-Nemotron-Nano-VL and Nemotron-Nano-VL-V2
 Kind = Literal["old", "native", "native-long", "llama", "nano"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+#: of the language half; the tokenizer has a few tokens fewer
+HEADS, VOCABULARY = 2, 640
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 
@@ -31,6 +35,7 @@ class Shape:
         bounds: of patches, for dynamic resolution; None for tiles.
         ps_version: of the pixel shuffle.
         projector_hidden, text_width: of the chat models.
+        language: whether a chat model has its language half and its tokenizer; of ``llama`` alone.
         final_norm: the LayerNorm that Nemotron models with token prediction heads have.
     """
 
@@ -51,6 +56,7 @@ class Shape:
     ps_version: str = "v2"
     projector_hidden: int = 96
     text_width: int = 48
+    language: bool = False
     final_norm: bool = False
 
     @property
@@ -72,6 +78,9 @@ def write_radio(path: Path, kind: Kind, shape: Shape | None = None, *, seed: int
         tensors = {f"vision_model.{name}": tensor for name, tensor in tensors.items()}
         tensors |= _projector(shape, kind, generator)
         tensors["language_model.model.norm.weight"] = torch.ones(shape.text_width)  # another half's: never read
+        if shape.language:
+            tensors |= _language(shape, generator)
+            _write_tokenizer(path)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
     (path / "config.json").write_text(json.dumps(config(shape, kind), indent=1))
     if kind == "llama":
@@ -124,7 +133,21 @@ def config(shape: Shape, kind: Kind) -> dict[str, Any]:
     if shape.bounds:
         vision["args"] |= {"min_num_patches": shape.bounds[0], "max_num_patches": shape.bounds[1]}
     name = {"llama": "Llama_Nemotron_Nano_VL", "nano": "NemotronH_Nano_VL_V2"}[kind]
-    text = {"hidden_size": shape.text_width, "max_position_embeddings": 4096}
+    text: dict[str, Any] = {"hidden_size": shape.text_width, "max_position_embeddings": 4096}
+    if shape.language:
+        text |= {
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "num_hidden_layers": 2,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": 1,
+            "head_dim": shape.text_width // HEADS,
+            "intermediate_size": 2 * shape.text_width,
+            "vocab_size": VOCABULARY,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+        }
     return {
         "architectures": [name],
         "model_type": name,
@@ -224,3 +247,44 @@ def _projector(shape: Shape, kind: Kind, generator: torch.Generator) -> dict[str
         made[f"{norm}weight"] = 1 + _random(generator, shape.width, scale=0.1)
         made[f"{norm}bias"] = _random(generator, shape.width, scale=0.1)
     return made
+
+
+def _language(shape: Shape, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """A small Llama."""
+    width, head = shape.text_width, shape.text_width // HEADS
+    at = "language_model.model."
+    made = {
+        f"{at}embed_tokens.weight": _random(generator, VOCABULARY, width, scale=0.5),
+        f"{at}norm.weight": 1 + _random(generator, width, scale=0.1),
+        "language_model.lm_head.weight": _random(generator, VOCABULARY, width),
+    }
+    for layer in range(2):
+        block = f"{at}layers.{layer}."
+        for name, rows, columns in (
+            ("self_attn.q_proj", width, width),
+            ("self_attn.k_proj", head, width),
+            ("self_attn.v_proj", head, width),
+            ("self_attn.o_proj", width, width),
+            ("mlp.gate_proj", 2 * width, width),
+            ("mlp.up_proj", 2 * width, width),
+            ("mlp.down_proj", width, 2 * width),
+        ):
+            made[f"{block}{name}.weight"] = _random(generator, rows, columns)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            made[f"{block}{name}.weight"] = 1 + _random(generator, width, scale=0.1)
+    return made
+
+
+def _write_tokenizer(path: Path) -> None:
+    """A byte-level one with the model's image tokens, and a template that writes ``<image>`` for an image."""
+    tokenizer = write_tokenizer(path, vocab_size=VOCABULARY - 40)
+    names = ["<img>", "</img>", "<image>"]
+    tokenizer.add_special_tokens(names)
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    plain = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    for name in names:
+        settings["added_tokens_decoder"][str(tokenizer.token_to_id(name))] = {"content": name, **plain}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
+    end, pad = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [end, pad], "pad_token_id": pad}))

@@ -73,7 +73,7 @@ def _old_sizes(vision: Config, args: Config, rule: SizeRule) -> dict[str, Any]:
     if str(name) not in VITS and "hidden_size" not in vision:
         raise CheckpointError(f"config.json: args.model must be one of {', '.join(VITS)}; found {name!r:.80}")
     width, layers, heads, hidden = VITS.get(str(name), (None, None, None, None))
-    if vision.get("separate_video_embedder") is False and (vision.get("video_temporal_patch_size") or 1) > 1:
+    if vision.get("separate_video_embedder") is False and vision.get("video_temporal_patch_size") not in (None, 1):
         raise CheckpointError("config.json: separate_video_embedder must be true for video_temporal_patch_size above 1")
     table = whole(args, "cpe_max_size", 2048)
     resolution = vision.get("preferred_resolution") or [224, 224]

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from shared.families import FAMILIES, Family
 
+#: families with a language half
+SERVED: tuple[Family, ...] = tuple(family for family in FAMILIES.values() if family.language_architecture)
+
 #: the ``load_format`` of :class:`llm_service.vllm_plugin.loader.TowerFreeLoader`
 LOAD_FORMAT = "lookonce"
 
@@ -22,8 +25,11 @@ def register() -> None:
     from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, register_model_loader
     from vllm.model_executor.models import ModelRegistry
 
+    from llm_service.vllm_plugin.configs import register_configs
+
+    register_configs()
     known = ModelRegistry.get_supported_archs()
-    for family in FAMILIES.values():
+    for family in SERVED:
         name = architecture(family)
         if name not in known:
             # as a string, so that nothing is imported until the model is built

@@ -28,10 +28,10 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.sequence import IntermediateTensors
 
 from llm_service.mrope import GridOrigin, ImageSpan, positions
-from llm_service.vllm_plugin import architecture
+from llm_service.vllm_plugin import SERVED, architecture
 from llm_service.vllm_plugin.processing import EMBEDDING, GRID, NoDummies, TowerFreeInfo, TowerFreeProcessor
 from shared.errors import CheckpointError
-from shared.families import FAMILIES, Family
+from shared.families import Family
 
 LANGUAGE = "language_model"
 
@@ -180,4 +180,4 @@ def tower_free_class(family: Family) -> type[TowerFreeModel]:
 
 
 # vLLM finds its classes as attributes of this module
-globals().update({architecture(family): tower_free_class(family) for family in FAMILIES.values()})
+globals().update({architecture(family): tower_free_class(family) for family in SERVED})

@@ -6,9 +6,9 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from llm_service.vllm_plugin import architecture
+from llm_service.vllm_plugin import SERVED, architecture
 from shared.errors import CheckpointError
-from shared.families import FAMILIES, Family
+from shared.families import Family
 
 
 def tower_free(config: PretrainedConfig) -> PretrainedConfig:
@@ -18,7 +18,7 @@ def tower_free(config: PretrainedConfig) -> PretrainedConfig:
     Isaac checkpoints leave ``mrope_section`` empty, so it is filled in here. vLLM also calls this with a bare
     configuration that holds nothing but ``model_type``.
     """
-    family = next((f for f in FAMILIES.values() if f.model_type == config.model_type), None)
+    family = next((f for f in SERVED if f.model_type == config.model_type), None)
     if family is None:
         return config
     config.architectures = [architecture(family)]

@@ -59,6 +59,7 @@ def monolith_args(run: Run) -> EngineArgs:
         enforce_eager=True,
         skip_mm_profiling=True,
         mm_processor_cache_gb=0,
+        mm_device_do_normalize=False,  # else some of its models want pixels of 0 to 255
         limit_mm_per_prompt={"image": 16},
         **({"config_format": "mistral", "tokenizer_mode": "mistral"} if _family(run).name == "pixtral" else {}),
         **run.options,
@@ -104,7 +105,12 @@ def monolith_input(case: Case, run: Run) -> Any:
         return tokens_input(case.token_ids)
     family = _family(run)
     side = size_rule(Path(run.checkpoint)).patch_size
-    fields = [(_isaac_image if family.name == "isaac" else _pixtral_image)(image, side) for image in images]
+    if family.name == "llama-nemotron":
+        from tests.llm_service import nemotron
+
+        fields = [nemotron.image_item(image, side, run.checkpoint) for image in images]
+    else:
+        fields = [(_isaac_image if family.name == "isaac" else _pixtral_image)(image, side) for image in images]
     return mm_input(
         prompt_token_ids=case.token_ids,
         mm_kwargs=MultiModalKwargsItems({"image": fields}),
@@ -179,6 +185,10 @@ def main(plan_path: str, result_path: str) -> None:
     register()
     plan = json.loads(Path(plan_path).read_text())
     cases = [Case(**case) for case in plan["cases"]]
+    if any(_family(Run(**entry)).name == "llama-nemotron" for entry in plan["runs"]):
+        from tests.llm_service import nemotron  # brings torchvision along
+
+        nemotron.register()
     with Path(result_path).open("w") as out:
         for entry in plan["runs"]:
             run = Run(**entry)

@@ -1,0 +1,81 @@
+"""vLLM's monolithic Llama-Nemotron with vLLM's own RADIO inside, where the published model runs code of its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.model_executor.models import ModelRegistry
+from vllm.model_executor.models.internvl import BaseInternVLDummyInputsBuilder, BaseInternVLMultiModalProcessor
+from vllm.model_executor.models.nemotron_vl import LlamaNemotronVLChatModel, NemotronVLProcessingInfo
+from vllm.model_executor.models.radio import RadioModel
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalFlatField,
+    MultiModalKwargsItem,
+)
+from vllm.transformers_utils.configs.radio import RadioConfig
+from vllm.transformers_utils.processors.nemotron_vl import LlamaNemotronNanoVLImageProcessor
+
+from llm_service.tokens import read_tokenizer_config
+from tests.llm_service.pictures import Embedded
+
+
+class Info(NemotronVLProcessingInfo):
+    """Without the image processor of the folder, which is code too."""
+
+    def get_image_processor(self, **_: object) -> Any:
+        return LlamaNemotronNanoVLImageProcessor(self.get_hf_config().force_image_size, 1, 12, True, True)
+
+
+@MULTIMODAL_REGISTRY.register_processor(
+    BaseInternVLMultiModalProcessor[Info], info=Info, dummy_inputs=BaseInternVLDummyInputsBuilder[Info]
+)
+class Monolith(LlamaNemotronVLChatModel):
+    """The two methods that vLLM's class names for this purpose; everything else is its own."""
+
+    def _init_vision_model(self, config: Any, quant_config: Any, *, prefix: str) -> RadioModel:
+        vision = config.vision_config
+        radio = RadioConfig(
+            model_name=vision.args["model"],
+            image_size=vision.preferred_resolution[0],
+            patch_size=vision.patch_size,
+            **vision.args,
+        )
+        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+            setattr(radio, name, getattr(vision, name))
+        return RadioModel(radio, quant_config, prefix=prefix)
+
+    def _call_vision_model(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        _, features = self.vision_model(pixel_values)
+        return features
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """vLLM's RADIO reads no layer scales and keeps them at 1; its loader would call that an error."""
+        return super().load_weights(weights) | {name for name, _ in self.named_parameters() if ".ls" in name}
+
+
+def register() -> None:
+    """Takes the place of vLLM's class; before any engine is made."""
+    ModelRegistry.register_model("Llama_Nemotron_Nano_VL", Monolith)
+
+
+def image_item(image: Embedded, side: int, checkpoint: str) -> MultiModalKwargsItem:
+    """The tiles of one picture as vLLM's class wants them."""
+    tile = image.grid.width
+    cut = image.patches.view(-1, tile, tile, 3, side, side).permute(0, 3, 1, 4, 2, 5)
+    tiles = cut.reshape(-1, 3, tile * side, tile * side)
+    tokens = read_tokenizer_config(Path(checkpoint))["added_tokens_decoder"]
+    token = next(int(number) for number, entry in tokens.items() if entry["content"] == "<image>")
+    batched = MultiModalBatchedField()
+    return MultiModalKwargsItem(
+        {
+            "pixel_values_flat": MultiModalFieldElem(data=tiles, field=MultiModalFlatField(slices=[slice(None)])),
+            "image_num_patches": MultiModalFieldElem(data=torch.tensor(len(tiles)), field=batched),
+            "image_token_id": MultiModalFieldElem(data=torch.tensor(token), field=batched),
+        }
+    )
