@@ -204,7 +204,10 @@ def _params(*, merger: bool, merge: int, bias: bool) -> dict[str, Any]:
 
 def _config(*, merger: bool, merge: int, bias: bool, image_id: int, feature_layer: int | list[int]) -> dict[str, Any]:
     name, model_type = ("Mistral3", "mistral3") if merger else ("Llava", "llava")
-    extra = {"spatial_merge_size": merge} if merger else {"vision_feature_select_strategy": "full"}
+    extra: dict[str, Any] = {"spatial_merge_size": merge}
+    if not merger:
+        # published Mistral3 files leave it out, and its class then says that the head is tied, which it is not
+        extra = {"vision_feature_select_strategy": "full", "tie_word_embeddings": False}
     return {
         "architectures": [f"{name}ForConditionalGeneration"],
         "model_type": model_type,
@@ -213,7 +216,6 @@ def _config(*, merger: bool, merge: int, bias: bool, image_id: int, feature_laye
         "multimodal_projector_bias": bias,
         "projector_hidden_act": "gelu",
         "vision_feature_layer": feature_layer,
-        "tie_word_embeddings": False,
         **extra,
         "text_config": {
             "model_type": "mistral",

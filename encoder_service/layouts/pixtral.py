@@ -25,6 +25,14 @@ PATCH_MERGE = "patch_merge"
 TEXT_NORM_EPS = 1e-6
 #: Pillow's numbers for the filters that the image processor may name
 FILTERS: dict[int, Literal["smooth-bilinear", "smooth-bicubic"]] = {2: "smooth-bilinear", 3: "smooth-bicubic"}
+#: what the image processor might say otherwise, and nobody's does
+FIXED = {
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+    "do_center_crop": False,
+    "rescale_factor": 1 / 255,
+}
 
 #: names inside a block: attention's four products, the gate, up and down of the feed-forward
 NATIVE_NAMES = ("wq", "wk", "wv", "wo", "w1", "w3", "w2")
@@ -228,8 +236,13 @@ def _hf_preprocess(config: Config, rule: SizeRule) -> Preprocess:
     assert isinstance(rule, LongestSideRule)
     settings = section(config, PREPROCESSOR)
     resample = settings.get("resample", 3)
-    if isinstance(resample, bool) or resample not in FILTERS:
-        raise CheckpointError(f"the image processor's resample must be 2 or 3 (bilinear, bicubic), found {resample!r}")
+    if type(resample) is not int or resample not in FILTERS:
+        raise CheckpointError(
+            f"the image processor's resample must be 2 (bilinear) or 3 (bicubic), not {resample!r:.80}"
+        )
+    for name, wanted in FIXED.items():
+        if (found := settings.get(name)) not in (None, wanted):
+            raise CheckpointError(f"the image processor's {name} must be {wanted}, found {found!r:.80}")
     mean = _channels(settings, "image_mean", CLIP_MEAN)
     std = _channels(settings, "image_std", CLIP_STD)
     if min(std) <= 0:
