@@ -109,6 +109,8 @@ def test_hostile_params(tmp_path: Path, change: Callable[[dict[str, Any]], objec
 @pytest.mark.parametrize(
     ("file", "change", "words"),
     [
+        ("config.json", lambda c: c.update(model_type="other", architectures=3), "no family"),
+        ("config.json", lambda c: c.update(model_type=["x"], architectures=[{}]), "no family"),
         ("config.json", lambda c: c.update(vision_feature_layer=9), "vision_feature_layer"),
         ("config.json", lambda c: c.update(vision_feature_layer=[]), "vision_feature_layer"),
         ("config.json", lambda c: c.update(vision_feature_layer=[-1, -2]), "vision_feature_layer"),
@@ -118,6 +120,9 @@ def test_hostile_params(tmp_path: Path, change: Callable[[dict[str, Any]], objec
         ("config.json", lambda c: c.update(vision_config=7), "vision_config"),
         ("config.json", lambda c: c["vision_config"].update(hidden_act=3), "hidden_act"),
         ("preprocessor_config.json", lambda c: c.update(resample=1), "resample"),
+        ("preprocessor_config.json", lambda c: c.update(resample=[3]), "resample"),
+        ("preprocessor_config.json", lambda c: c.update(rescale_factor=1.0), "rescale_factor"),
+        ("preprocessor_config.json", lambda c: c.update(do_normalize=False), "do_normalize"),
         ("preprocessor_config.json", lambda c: c.update(image_std=[0, 1, 1]), "image_std"),
         ("preprocessor_config.json", lambda c: c.update(image_mean="grey"), "image_mean"),
         ("preprocessor_config.json", lambda c: c.update(size={"longest_edge": "big"}), "image_size"),
