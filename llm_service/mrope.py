@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -42,7 +43,7 @@ class SpanError(ValueError):
 
 
 def positions(length: int, spans: Sequence[ImageSpan], origin: GridOrigin = GridOrigin.START) -> tuple[Positions, int]:
-    """Positions of a whole prompt, in one vectorised pass.
+    """Positions of a whole prompt, in one compiled pass.
 
     Args:
         length: tokens of the prompt.
@@ -56,52 +57,53 @@ def positions(length: int, spans: Sequence[ImageSpan], origin: GridOrigin = Grid
     Raises:
         SpanError: spans overlap, are out of order, are empty or reach past the prompt.
     """
-    if not spans:
-        return np.broadcast_to(np.arange(length), (3, length)).copy(), 0
-    table = np.asarray(spans, dtype=np.int64)
-    offsets, grids = table[:, 0], table[:, 1:]
-    sizes = grids.prod(axis=1)
-    ends = offsets + sizes
-    text_before = offsets - np.concatenate([[0], ends[:-1]])
-    if (grids < 1).any() or (text_before < 0).any() or ends[-1] > length:
-        raise SpanError(f"image spans {list(spans)} do not fit a prompt of {length} tokens")
-
-    largest = grids.max(axis=1)
-    if origin is GridOrigin.START:
-        # the text base of each gap is a plain running sum
-        advance = np.cumsum(text_before + largest)
-        bases = np.concatenate([[0], advance[:-1]])
-        starts = bases + text_before
-        tail_base = advance[-1]
-    else:
-        # base[i + 1] = max(base[i] + text[i] + t[i], side[i]): a running maximum once the sum is taken out
-        run = np.cumsum(text_before + grids[:, 0])
-        side = grids[:, 1:].max(axis=1)
-        bases_after = run + np.maximum(np.maximum.accumulate(side - run), 0)
-        bases = np.concatenate([[0], bases_after[:-1]])
-        starts = bases + text_before
-        tail_base = starts[-1] + grids[-1, 0]
-
-    # Text everywhere first: index − (where the gap starts) + (its base), as one repeat over alternating segments.
-    tail = length - ends[-1]
-    segment_lengths = np.concatenate([np.stack([text_before, sizes], axis=1).ravel(), [tail]])
-    segment_begin = np.concatenate([[0], np.cumsum(segment_lengths)[:-1]])
-    segment_shift = np.empty(len(segment_lengths), dtype=np.int64)
-    segment_shift[0::2] = np.concatenate([bases, [tail_base]]) - segment_begin[0::2]
-    segment_shift[1::2] = 0
-    line = np.arange(length) + np.repeat(segment_shift, segment_lengths)
+    table = np.array(spans, dtype=np.int64).reshape(-1, len(ImageSpan._fields))
     out = np.empty((3, length), dtype=np.int64)
-    out[:] = line
+    end = _fill(out, table, origin is GridOrigin.START)
+    if end < 0:
+        raise SpanError(f"image spans {list(spans)} do not fit a prompt of {length} tokens")
+    return out, end - length
 
-    # Then all images at once: index within the image → (t, h, w) of its merged grid.
-    within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    columns = within + np.repeat(offsets, sizes)
-    width, plane = np.repeat(grids[:, 2], sizes), np.repeat(grids[:, 1] * grids[:, 2], sizes)
-    start = np.repeat(starts, sizes)
-    frame, rest = np.divmod(within, plane)
-    row, column = np.divmod(rest, width)
-    side_start = start if origin is GridOrigin.START else 0
-    out[0, columns] = frame + start
-    out[1, columns] = row + side_start
-    out[2, columns] = column + side_start
-    return out, int(out.max()) + 1 - length
+
+@numba.njit("int64(int64[:, ::1], int64[:, ::1], boolean)", cache=True)  # type: ignore[untyped-decorator]
+def _fill(out: Positions, spans: Positions, from_start: bool) -> int:
+    """Writes all three rows in one pass, compiled: loops over tokens cost what writing the result costs.
+
+    Args:
+        out: ``[3, length]``.
+        spans: ``[images, 4]``: offset, t, h, w.
+        from_start: the convention, :attr:`GridOrigin.START` or not.
+
+    Returns:
+        Largest position + 1; -1 when the spans do not fit.
+    """
+    length = out.shape[1]
+    token = base = largest = 0  # the next token, the position of text there, the largest position + 1
+    for index in range(spans.shape[0]):
+        offset, frames, rows, columns = spans[index, 0], spans[index, 1], spans[index, 2], spans[index, 3]
+        room = length - offset  # products are checked step by step, so that none overflows
+        if offset < token or min(frames, rows, columns) < 1 or room < 0:
+            return -1
+        if frames > room or rows > room // frames or columns > room // (frames * rows):
+            return -1
+        start = base + offset - token
+        for place in range(token, offset):
+            out[0, place] = out[1, place] = out[2, place] = base + place - token
+        side = start if from_start else 0
+        token = offset
+        for frame in range(frames):
+            for row in range(rows):
+                for column in range(columns):
+                    out[0, token] = start + frame
+                    out[1, token] = side + row
+                    out[2, token] = side + column
+                    token += 1
+        image_end = max(start + frames, side + max(rows, columns))
+        largest = max(largest, image_end)
+        # text between images goes on after the image's largest value; Isaac's text after the last image after its time
+        base = image_end if from_start or index < spans.shape[0] - 1 else start + frames
+    for place in range(token, length):
+        out[0, place] = out[1, place] = out[2, place] = base + place - token
+    if length > token:
+        largest = max(largest, base + length - token)
+    return largest
