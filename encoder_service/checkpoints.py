@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,7 +86,7 @@ def load_encoder(checkpoint: Path, dtype: Dtype, device: str = "cpu") -> LoadedE
         root, sources = _found(layout, tower, family, files, checkpoint)
         tower = tower.to_empty(device=torch.device(device)).eval()
         _fill(tower, layout, sources, files, root)
-    preprocess = layout.preprocess(config, rule)
+        preprocess = layout.preprocess(layout.completed(config, partial(_stored, files, root)), rule)
     prints = Fingerprints(
         tower_fingerprint(tower, layout.describe(tower), dtype), blake3(preprocess.fingerprint().encode()).hexdigest()
     )
@@ -202,6 +203,10 @@ def _check_shapes(tower: Tower, sources: Sources, files: TensorFiles) -> None:
                 raise CheckpointError(
                     f"{files.place(name)}: {name} has shape {list(found)}, the configuration asks for {list(wanted)}"
                 )
+
+
+def _stored(files: TensorFiles, root: str, name: str) -> torch.Tensor | None:
+    return files.tensor(root + name) if root + name in files.names(root + name) else None
 
 
 def _fill(tower: Tower, layout: Layout, sources: Sources, files: TensorFiles, root: str) -> None:

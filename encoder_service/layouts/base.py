@@ -17,6 +17,8 @@ from shared.sizing import SizeRule
 Config = Mapping[str, Any]
 #: parameter of the tower → names in the file, after the family's root; several are stacked by rows
 Sources = dict[str, tuple[str, ...]]
+#: from a name after the family's root to the stored tensor; None when there is none
+Stored = Callable[[str], torch.Tensor | None]
 
 
 def _as_it_is(tower: Tower, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -35,6 +37,10 @@ def _never(tower: Tower, name: str) -> float | None:
     return None
 
 
+def _complete(config: Config, stored: Stored) -> Config:
+    return config
+
+
 @dataclass(frozen=True)
 class Layout:
     """How one family's checkpoints describe and store a tower.
@@ -48,6 +54,7 @@ class Layout:
         spare: whether a stored tensor may be without a place in the tower, because the configuration leaves it out.
         spelled: the sources in the spelling that the stored names show, where a family's checkpoints have several.
         absent: the value of a parameter that a checkpoint may leave out; None when it may not.
+        completed: the configuration with what only the files say about preprocessing.
     """
 
     build: Callable[[Config, SizeRule], Tower]
@@ -58,6 +65,7 @@ class Layout:
     spare: Callable[[Tower, str], bool] = _none
     spelled: Callable[[Tower, Sources, frozenset[str]], Sources] = _one_spelling
     absent: Callable[[Tower, str], float | None] = _never
+    completed: Callable[[Config, Stored], Config] = _complete
 
 
 def section(config: Config, name: str, *, file: str = CONFIG) -> Config:

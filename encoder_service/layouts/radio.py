@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
-from encoder_service.layouts.base import Config, Layout, Sources, positive, section, whole
-from encoder_service.layouts.radio_names import absent, is_spare, stored_names
+from encoder_service.layouts.base import Config, Layout, Sources, Stored, positive, section, whole
+from encoder_service.layouts.radio_names import VISION, absent, is_spare, stored_names
 from encoder_service.preprocess.base import Preprocess
 from encoder_service.preprocess.radio import CLIP_MEAN, CLIP_STD, Channels, RadioPreprocess
 from encoder_service.towers.base import Tower
@@ -27,6 +27,10 @@ VITS = {
     "vit_large_patch16_224": (1024, 24, 16, 4096),
     "vit_huge_patch16_224": (1280, 32, 16, 5120),
 }
+NORMALISATION = {"norm_mean": CLIP_MEAN, "norm_std": CLIP_STD}
+#: where the files may repeat that, and how far bfloat16 moves it
+CONDITIONERS = tuple(f"{vision}{radio}input_conditioner." for vision in ("", VISION) for radio in ("", "radio_model."))
+ROUNDING = 4e-3
 #: Pillow's numbers for the filters that an image processor may name
 FILTERS: dict[Any, Literal["bicubic-8bit"]] = {3: "bicubic-8bit", None: "bicubic-8bit"}
 
@@ -174,7 +178,7 @@ def _spelled(tower: Tower, sources: Sources, names: frozenset[str]) -> Sources:
 
 
 def channels(config: Config, name: str, default: Channels) -> Channels:
-    """Three numbers above zero, such as a mean per channel.
+    """Three numbers of 0 to 1, such as a mean per channel.
 
     Raises:
         CheckpointError: anything else.
@@ -182,14 +186,43 @@ def channels(config: Config, name: str, default: Channels) -> Channels:
     found = config.get(name)
     if found is None:
         return default
-    if not isinstance(found, list) or len(found) != 3 or not all(type(v) in (int, float) and 0 < v < 1 for v in found):
-        raise CheckpointError(f"config.json: {name} must be three numbers between 0 and 1, found {found!r:.80}")
+    if (
+        not isinstance(found, list)
+        or len(found) != 3
+        or not all(type(v) in (int, float) and 0 <= v <= 1 for v in found)
+    ):
+        raise CheckpointError(f"config.json: {name} must be three numbers from 0 to 1, found {found!r:.80}")
     first, second, third = (float(value) for value in found)
     return first, second, third
 
 
+def _completed(config: Config, stored: Stored) -> Config:
+    """With the mean and deviation of the files' input conditioner, where the configuration gives none.
+
+    Files in bfloat16 hold them rounded; then the exact ones stay.
+
+    Raises:
+        CheckpointError: the files contradict the configuration.
+    """
+    found: dict[str, Any] = {}
+    for name, default in NORMALISATION.items():
+        known = channels(config, name, default)
+        for prefix in CONDITIONERS:
+            if (tensor := stored(f"{prefix}{name}")) is None:
+                continue
+            values = tensor.float().flatten().tolist()
+            if len(values) == 3 and max(abs(a - b) for a, b in zip(values, known, strict=True)) <= ROUNDING:
+                continue
+            if config.get(name) is not None:
+                raise CheckpointError(f"config.json: {name} is {list(known)}, {prefix}{name} in the files is {values}")
+            found[name] = values
+    return {**config, **found}
+
+
 def _preprocess(config: Config, rule: SizeRule) -> Preprocess:
-    mean, std = channels(config, "norm_mean", CLIP_MEAN), channels(config, "norm_std", CLIP_STD)
+    mean, std = (channels(config, name, default) for name, default in NORMALISATION.items())
+    if not all(std):
+        raise CheckpointError("config.json: norm_std must be above 0")
     if isinstance(rule, FixedRule):
         number = section(config, PREPROCESSOR).get("resample")
         if number not in FILTERS:
@@ -202,7 +235,9 @@ def _preprocess(config: Config, rule: SizeRule) -> Preprocess:
 
 
 def _layout(build: Callable[[Config, SizeRule], Tower]) -> Layout:
-    return Layout(build, _describe, _sources, _preprocess, spare=is_spare, spelled=_spelled, absent=absent)
+    return Layout(
+        build, _describe, _sources, _preprocess, spare=is_spare, spelled=_spelled, absent=absent, completed=_completed
+    )
 
 
 ALONE = _layout(_build_alone)

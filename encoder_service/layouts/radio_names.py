@@ -121,7 +121,7 @@ def _in_block(spelling: Spelling, name: str, vision: str, names: frozenset[str])
     return tuple(f"{block}{found}.{kind}" for found in theirs)
 
 
-#: stored, but not part of the tower: the normalisation of pixels happens in preprocessing, the summary's class tokens
+#: stored, but not part of the tower: pixels are normalised in preprocessing, the summary's class tokens
 #: come from the configuration, and adaptors are heads that imitate other models
 _SPARE = re.compile(r"(vision_model\.)?(radio_model\.)?(input_conditioner\..*|summary_idxs|adaptors\..*)")
 

@@ -23,7 +23,7 @@ MARKS: dict[Kind, str] = {
     "llama": "vision_model.radio_model.model.patch_generator.pos_embed",
     "nano": "mlp1.3.weight",
 }
-NEVER_READ = ("input_conditioner", "summary_idxs", "language_model")
+NEVER_READ = ("summary_idxs", "language_model")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -164,6 +164,24 @@ def test_each_layout_has_its_preprocessing(tmp_path: Path, kind: Kind, shape: Sh
     config = read_config(tmp_path)
     family = family_of(config)
     assert max(rule.tokens(*size) for size in ((9000, 9000), (9000, 40))) <= family.max_tokens(config)
+
+
+@pytest.mark.parametrize("kind", ["old", "llama"])
+def test_the_input_conditioner_of_the_files_counts(tmp_path: Path, kind: Kind) -> None:
+    """Other means than CLIP's would otherwise give wrong features in silence; rounded ones change nothing."""
+    write_radio(tmp_path, kind)
+    edit_config(tmp_path, lambda config: [config.pop(name, None) for name in ("norm_mean", "norm_std")])
+    name = next(name for name in all_tensors(tmp_path) if name.endswith("conditioner.norm_mean"))
+    plain = load_encoder(tmp_path, "float32")
+    edit_tensors(tmp_path, lambda tensors: tensors.update({name: tensors[name].bfloat16()}))
+    assert load_encoder(tmp_path, "float32").preprocess == plain.preprocess
+    edit_tensors(tmp_path, lambda tensors: tensors.update({name: torch.full((3, 1, 1), 0.5)}))
+    other = load_encoder(tmp_path, "float32")
+    assert isinstance(other.preprocess, RadioPreprocess)
+    assert other.preprocess.mean == (0.5, 0.5, 0.5)
+    assert other.fingerprints.preprocess != plain.fingerprints.preprocess
+    edit_config(tmp_path, lambda config: config.update(norm_mean=[0.4, 0.5, 0.5]))
+    refused(tmp_path, "config.json", name)
 
 
 def test_an_image_processor_that_resizes_fixes_the_resolution(tmp_path: Path) -> None:
