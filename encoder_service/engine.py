@@ -20,6 +20,7 @@ from encoder_service.pipeline import Pipeline
 from encoder_service.replay import Capture, Replay, make_replay, usual_grids, warm_up
 from encoder_service.stats import EncoderStats
 from encoder_service.store import Store
+from encoder_service.utilisation import Work, measure_work
 from shared.cache import AsyncEmbeddingCache
 from shared.config import ImageSettings, ModelSettings
 from shared.errors import Unavailable
@@ -37,6 +38,7 @@ class _Running:
     loaded: LoadedEncoder
     pipeline: Pipeline
     health: HealthProbe
+    work: Work
 
 
 class EncoderEngine:
@@ -88,6 +90,8 @@ class EncoderEngine:
         await self._warm_up(replay, usual_grids(loaded.preprocess.rule))
         health = HealthProbe(loaded, replay, self._device)
         await health.remember()
+        work = await self._device.run(lambda: measure_work(loaded.tower, health.picture))
+        self._stats.show_work(self._model.name, work)
         dtype = next(loaded.tower.parameters()).dtype
         pipeline = Pipeline(
             Namespace(self._model.name, loaded.fingerprints.tower, loaded.fingerprints.preprocess),
@@ -105,7 +109,7 @@ class EncoderEngine:
             Store(self._cache, loaded.tower.merge),
             self._stats,
         )
-        self._running = _Running(loaded, pipeline, health)
+        self._running = _Running(loaded, pipeline, health, work)
         self._say(
             f"The tower of {self._model.name} is ready on {settings.device} ({time.perf_counter() - begin:.2f} s)"
         )
@@ -185,12 +189,16 @@ class EncoderEngine:
         await running.health.check()
 
     def stats(self) -> dict[str, float]:
-        """Plain counters, and what is in work now."""
-        return dataclasses.asdict(self._stats) | {
+        """Plain counters, what is in work now, and the share of a plain matrix product's rate that forwards reach."""
+        stats, running = self._stats, self._running
+        return dataclasses.asdict(stats) | {
             "in_work": self._room.places_taken,
             "waiting": len(self._room),
             "waiting_patches": self._room.patches,
-            "pixels_held": self._running.pipeline.reader.gate.held if self._running else 0,
+            "pixels_held": running.pipeline.reader.gate.held if running else 0,
+            "gemm_share": running.work.share(stats.patches + stats.padding_patches, stats.encode_seconds)
+            if running
+            else 0,
         }
 
     def parameter_names(self) -> list[str]:

@@ -23,13 +23,16 @@ class HealthProbe:
         loaded: tower and preprocessing.
         replay: the way in which the tower is run.
         device: the thread of the tower.
+
+    Attributes:
+        picture: the built-in one, cut into patches.
     """
 
     def __init__(self, loaded: LoadedEncoder, replay: Replay, device: DeviceThread) -> None:
         self._replay = replay
         self._device = device
         values, grid = loaded.preprocess.patches(built_in_picture())
-        self._patches = Patches(values.to(next(loaded.tower.parameters()).dtype), grid)
+        self.picture = Patches(values.to(next(loaded.tower.parameters()).dtype), grid)
         self._expected: str | None = None
 
     async def remember(self) -> None:
@@ -55,8 +58,8 @@ class HealthProbe:
             raise LookonceError("the encoder gives other bits for its built-in picture than at start")
 
     def _digest(self) -> str:
-        path = self._replay.fitting(self._patches.grid.patches, 1)  # one path for ever, whatever the costs say
-        (values,) = self._replay.embed([self._patches], path=path).embeddings
+        path = self._replay.fitting(self.picture.grid.patches, 1)  # one path for ever, whatever the costs say
+        (values,) = self._replay.embed([self.picture], path=path).embeddings
         if not torch.isfinite(values).all():
             raise LookonceError("the encoder gives values that are not finite for its built-in picture")
         return blake3(values.contiguous().view(torch.uint8).numpy().data).hexdigest()

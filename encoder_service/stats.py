@@ -8,6 +8,7 @@ from encoder_service.device import Embedded
 from encoder_service.replay import Capture
 from encoder_service.replay.costs import CostBook
 from encoder_service.towers.base import Budget
+from encoder_service.utilisation import Work
 from shared import metrics
 
 
@@ -94,6 +95,11 @@ class EncoderStats:
         budget = str(capture.budget.patches)
         metrics.WARMUP_SECONDS.labels(model, budget).set(capture.seconds)
         metrics.WARMUP_BYTES.labels(model, budget).set(capture.bytes)
+
+    def show_work(self, model: str, work: Work) -> None:
+        """What utilisation is reckoned with."""
+        metrics.OPERATIONS_PER_PATCH.labels(model).set(work.per_patch)
+        metrics.GEMM_RATE.labels(model).set(work.gemm_rate)
 
     def show_costs(self, model: str, costs: CostBook, budget: Budget | None) -> None:
         """What batches of one budget cost now."""

@@ -59,6 +59,15 @@ BUDGET_SECONDS = Gauge(
     ["model", "budget", "path"],
     multiprocess_mode="livemax",
 )
+OPERATIONS_PER_PATCH = Gauge(
+    "lookonce_encoder_operations_per_patch", "Of matrix products", ["model"], multiprocess_mode="livemax"
+)
+GEMM_RATE = Gauge(
+    "lookonce_encoder_gemm_rate",
+    "Operations per second of a plain matrix product of the tower's size, measured at start",
+    ["model"],
+    multiprocess_mode="livemax",
+)
 CACHE_OPERATIONS = Counter("lookonce_cache_operations", "Cache operations by outcome", ["operation", "outcome"])
 EMBEDDINGS_LOST = Counter("lookonce_embeddings_lost", "Entries that vanished before their use", ["model"])
 

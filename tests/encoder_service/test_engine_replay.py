@@ -69,6 +69,8 @@ async def test_ready_after_all_budgets_with_progress_and_metrics(checkpoint: Pat
     assert stats["tokens"] == item.tokens
     assert metric("encoder_forwards_total", model="warm", path=path) == 1
     assert metric("encoder_forward_seconds_total", model="warm", path=path) > 0
+    assert stats["gemm_share"] > 0
+    assert metric("encoder_operations_per_patch", model="warm") > 0 < metric("encoder_gemm_rate", model="warm")
     assert 0 < metric("encoder_host_seconds_total", model="warm") < stats["encode_seconds"]
     assert metric("encoded_tokens_total", model="warm") == item.tokens
     assert metric("encoded_patches_total", model="warm") == item.grid.patches
