@@ -35,6 +35,9 @@ bench-encoder: setup  ## encoder: one image at a time, packed, and replayed
 bench-mrope: setup  ## M-RoPE positions beside vLLM's
 	@$(BIN)/python -m benchmarks.mrope
 
+bench-cache: setup  ## the cache's transport next to redis-py and a raw socket
+	@$(BIN)/python -m benchmarks.cache
+
 lint: setup  ## ruff and mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .

@@ -35,8 +35,9 @@ class Store:
         return None if header is None else _item(key, header)
 
     async def fetch(self, key: str) -> bytes | None:
-        """A whole record, checked by the cache."""
-        return await self._cache.fetch(key)
+        """A whole record, checked by the cache; a copy, because it travels on to other processes."""
+        record = await self._cache.fetch(key)
+        return None if record is None else bytes(record)
 
     async def put(self, key: str, record: bytes, file_digest: str, picture_digest: str) -> bool:
         """Stores a record, and that this file holds this picture; whether the cache took it."""

@@ -7,29 +7,40 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
 
 from shared.cache.breaker import Breaker
+from shared.cache.buffers import Lender
 from shared.cache.connections import (
     FAULTS,
     MAX_CONNECTIONS,
     MAX_WAITERS,
     MAX_WRITERS,
     AsyncConnections,
-    pieces,
     sense,
 )
+from shared.cache.links_aio import AsyncLink, AsyncRedisPyLink, AsyncWireLink
+from shared.cache.resp import Parts
 from shared.cache.stats import CacheStats
-from shared.cache.steps import Command, Operations, Steps, next_pause
+from shared.cache.steps import Operations, Steps, next_pause
 from shared.config import CacheSettings
 from shared.keys import wake_channel
-from shared.records import RecordHeader
+from shared.records import Buffer, RecordHeader
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+
+
+@dataclass
+class _Links:
+    """Connections of one kind."""
+
+    make: Callable[[], AsyncLink]
+    idle: list[AsyncLink] = field(default_factory=list)
 
 
 class AsyncEmbeddingCache:
@@ -52,7 +63,11 @@ class AsyncEmbeddingCache:
         self.stats = CacheStats(self._breaker)
         self._operations = Operations(settings, self.stats)
         self._connections = AsyncConnections(settings, url)
-        self._idle: list[Any] = []
+        self._small = _Links(lambda: AsyncRedisPyLink(self._connections.make()))
+        self._large = self._small
+        if (address := self._connections.address) is not None:
+            lender = Lender()
+            self._large = _Links(lambda: AsyncWireLink(address, lender))
         self._room = asyncio.Semaphore(MAX_CONNECTIONS)
         self._writers = asyncio.Semaphore(MAX_WRITERS)
         self._waiters = 0
@@ -61,30 +76,35 @@ class AsyncEmbeddingCache:
     async def close(self) -> None:
         """Closes all connections; operations that still run close theirs when they end."""
         self._closed = True
-        while self._idle:
-            await self._idle.pop().disconnect(nowait=True)
+        for links in (self._small, self._large):
+            while links.idle:
+                await links.idle.pop().close()
 
     async def describe(self, key: str) -> RecordHeader | None:
         """The header of a record, if there is a good one; the payload is not read."""
         return await self._run("describe", self._operations.describe(key), None)
 
-    async def fetch(self, key: str) -> bytes | None:
-        """A whole record, checked; a damaged one is counted, deleted and a miss."""
+    async def fetch(self, key: str) -> Buffer | None:
+        """A whole record, checked; a damaged one is counted, deleted and a miss. It must not be written to."""
         return (await self.fetch_many([key]))[0]
 
-    async def fetch_many(self, keys: Sequence[str]) -> list[bytes | None]:
+    async def fetch_many(self, keys: Sequence[str]) -> list[Buffer | None]:
         """Whole records in the order of ``keys``, in one round trip and within one deadline; see :meth:`fetch`."""
-        missing: list[bytes | None] = [None] * len(keys)
-        return await self._run("fetch", self._operations.fetch_many(keys), missing) if keys else []
+        if not keys:
+            return []
+        missing: list[Buffer | None] = [None] * len(keys)
+        return await self._run("fetch", self._operations.fetch_many(keys), missing, links=self._large)
 
-    async def put(self, key: str, record: bytes, *, alias: str | None = None, digest: str | None = None) -> bool:
-        """Stores a record, and in the same round trip that a file (``alias``) holds this picture (``digest``).
+    async def put(
+        self, key: str, record: Buffer | Parts, *, alias: str | None = None, digest: str | None = None
+    ) -> bool:
+        """Stores a record, whole or in parts, and with it that a file (``alias``) holds a picture (``digest``).
 
         Returns:
             Whether Redis has it now; if not, the embedding must travel another way.
         """
         steps = self._operations.put(key, record, alias, digest)
-        return await self._run("put", steps, False, self._writers)
+        return await self._run("put", steps, False, self._writers, self._large)
 
     async def add_alias(self, alias: str, digest: str) -> bool:
         """Notes that a file holds a known picture."""
@@ -134,7 +154,12 @@ class AsyncEmbeddingCache:
         return await self._run("info", self._operations.info(), {})
 
     async def _run(
-        self, operation: str, steps: Steps[Result], otherwise: Result, limit: asyncio.Semaphore | None = None
+        self,
+        operation: str,
+        steps: Steps[Result],
+        otherwise: Result,
+        limit: asyncio.Semaphore | None = None,
+        links: _Links | None = None,
     ) -> Result:
         """Carries one operation within its deadline; a fault is counted and gives ``otherwise``."""
         if not self._breaker.allows():
@@ -144,9 +169,9 @@ class AsyncEmbeddingCache:
             async with (
                 asyncio.timeout(self._settings.timeout),
                 limit or nullcontext(),
-                self._connection() as connection,
+                self._link(links or self._small) as link,
             ):
-                result = await _carry(connection, steps)
+                result = await _carry(link, steps)
         except ResponseError as error:
             self._breaker.succeeded()
             self.stats.record(operation, "rejected")
@@ -161,24 +186,20 @@ class AsyncEmbeddingCache:
         return result
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Any]:
+    async def _link(self, links: _Links) -> AsyncIterator[AsyncLink]:
         """A connection that has nothing of an earlier reply on it; whatever interrupts its use closes it."""
         async with self._room:
-            connection = self._idle.pop() if self._idle else self._connections.make()
+            link = links.idle.pop() if links.idle else links.make()
             try:
-                if connection.is_connected and await connection.can_read():
-                    # closed by the server, or bytes that nobody asked for
-                    await connection.disconnect(nowait=True)
-                with sense():
-                    await connection.connect()
-                yield connection
+                await link.open()
+                yield link
             except BaseException:
-                await connection.disconnect(nowait=True)
+                await link.close()
                 raise
             if self._closed:
-                await connection.disconnect(nowait=True)
+                await link.close()
             else:
-                self._idle.append(connection)
+                links.idle.append(link)
 
     @asynccontextmanager
     async def _wakeups(self, channel: str) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
@@ -226,26 +247,12 @@ class AsyncEmbeddingCache:
             return False
 
 
-async def _carry(connection: Any, steps: Steps[Result]) -> Result:
+async def _carry(link: AsyncLink, steps: Steps[Result]) -> Result:
     """Sends what the steps yield, gives them the replies, and returns their result."""
     try:
         commands = next(steps)
         while True:
-            commands = steps.send(await _exchange(connection, commands))
+            commands = steps.send(await link.exchange(commands))
     except StopIteration as end:
         result: Result = end.value
         return result
-
-
-async def _exchange(connection: Any, commands: Sequence[Command]) -> list[Any]:
-    for piece in pieces(connection.pack_commands(commands)):
-        await connection.send_packed_command([piece])
-    return [await _reply(connection) for _ in commands]
-
-
-async def _reply(connection: Any) -> Any:
-    try:
-        with sense():
-            return await connection.read_response()
-    except ResponseError as error:
-        return error

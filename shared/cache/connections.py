@@ -15,6 +15,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import InvalidResponse, RedisError
 from redis.retry import Retry
 
+from shared.cache.address import plain_address
 from shared.config import CacheSettings
 from shared.errors import ConfigError
 
@@ -70,6 +71,8 @@ class AsyncConnections:
 
     def __init__(self, settings: CacheSettings, url: str) -> None:
         parsed = _url_options(url, redis.asyncio.connection.parse_url)
+        #: for our own client; None when only redis-py can go there
+        self.address = plain_address(parsed, options(settings))
         self._class = parsed.pop("connection_class", redis.asyncio.connection.Connection)
         # with a timeout of its own redis-py sends under asyncio.wait_for, which in Python 3.11 swallows a cancellation
         # that comes in the wrong moment, and with it our deadline
@@ -86,6 +89,7 @@ class ThreadConnections:
 
     def __init__(self, settings: CacheSettings, url: str) -> None:
         parsed = _url_options(url, redis.connection.parse_url)
+        self.address = plain_address(parsed, options(settings))
         self._class = parsed.pop("connection_class", redis.connection.Connection)
         self._options = parsed | options(settings) | {"parser_class": _DeadlineParser}
         _probe(self.make)
@@ -126,6 +130,18 @@ def deadline(seconds: float) -> Iterator[float]:
         yield at
     finally:
         _deadline.at = None
+
+
+def time_left() -> float:
+    """Seconds of this thread's :func:`deadline`.
+
+    Raises:
+        TimeoutError: it has passed.
+    """
+    left: float = _deadline.at - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the deadline has passed")
+    return left
 
 
 class _DeadlineParser(redis.connection.DefaultParser):  # type: ignore[misc, valid-type]

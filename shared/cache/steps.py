@@ -17,15 +17,15 @@ from typing import Any, TypeAlias, TypeVar
 
 from redis.exceptions import ResponseError
 
+from shared.cache.resp import Command, Parts
 from shared.cache.stats import CacheStats
 from shared.config import CacheSettings
 from shared.keys import lease_key, open_alias, seal_alias, wake_channel
-from shared.records import HEADER_BYTES, RecordError, RecordHeader, decode_record, read_header
+from shared.records import HEADER_BYTES, Buffer, RecordError, RecordHeader, decode_record, read_header
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Command: TypeAlias = tuple[str | bytes | int, ...]
 Steps: TypeAlias = Generator[Sequence[Command], list[Any], Result]
 
 #: a waiter looks by itself this often, seconds, in case its wake-up was lost
@@ -85,23 +85,24 @@ class Operations:
         self._stats.record("describe", "miss" if header is None else "hit")
         return header
 
-    def fetch_many(self, keys: Sequence[str]) -> Steps[list[bytes | None]]:
+    def fetch_many(self, keys: Sequence[str]) -> Steps[list[Buffer | None]]:
         """Whole records in the order of ``keys``."""
         distinct = list(dict.fromkeys(keys))
         replies = yield [("GET", key) for key in distinct]
-        found: dict[str, bytes | None] = {}
+        found: dict[str, Buffer | None] = {}
         for key, reply in zip(distinct, replies, strict=True):
             record = found[key] = yield from self._checked("fetch", key, partial(_record, reply, key))
             self._stats.record("fetch", "miss" if record is None else "hit")
             self._stats.moved(read=0 if record is None else len(record))
         return [found[key] for key in keys]
 
-    def put(self, key: str, record: bytes, alias: str | None, digest: str | None) -> Steps[bool]:
+    def put(self, key: str, record: Buffer | Parts, alias: str | None, digest: str | None) -> Steps[bool]:
         """Stores a record, its alias and the wake-up in one round trip."""
         if self._limit.claim_reading():
             (information,) = yield [("INFO", "memory")]
             self._limit.learn(_information(information))
-        if self._limit.refuses(len(record)):
+        size = sum(map(len, record)) if isinstance(record, tuple) else len(record)
+        if self._limit.refuses(size):
             self._stats.record("put", "refused")
             return False
         commands: list[Command] = [("SET", key, record, *self._life)]
@@ -113,7 +114,7 @@ class Operations:
         stored, *_ = yield commands
         if not self._accepted("put", stored):
             return False
-        self._stats.moved(written=len(record))
+        self._stats.moved(written=size)
         return True
 
     def add_alias(self, alias: str, digest: str) -> Steps[bool]:
@@ -170,9 +171,10 @@ class Operations:
         return bool(pong == b"PONG")
 
     def info(self) -> Steps[dict[str, str]]:
-        """Memory figures and policy."""
-        (information,) = yield [("INFO", "memory")]
-        return _information(information)
+        """Memory figures and policy, counters, and ``keys``."""
+        memory, counters, keys = yield [("INFO", "memory"), ("INFO", "stats"), ("DBSIZE",)]
+        found = _information(memory) | _information(counters)
+        return found | {"keys": str(keys)} if isinstance(keys, int) else found
 
     def _accepted(self, operation: str, reply: Any) -> bool:
         if isinstance(reply, ResponseError):
@@ -222,14 +224,14 @@ def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-def _bytes(reply: Any) -> bytes | None:
+def _bytes(reply: Any) -> Buffer | None:
     """A string reply.
 
     Raises:
         RecordError: the key holds another type, or the reply makes no sense.
         ResponseError: Redis refuses to read.
     """
-    if reply is None or isinstance(reply, bytes):
+    if reply is None or isinstance(reply, bytes | memoryview):
         return reply
     if isinstance(reply, ResponseError) and not str(reply).startswith("WRONGTYPE"):
         raise reply
@@ -252,7 +254,7 @@ def _header(head: Any, length: Any, key: str) -> RecordHeader | None:
     return header
 
 
-def _record(reply: Any, key: str) -> bytes | None:
+def _record(reply: Any, key: str) -> Buffer | None:
     record = _bytes(reply)
     if record is not None:
         decode_record(record, key)
@@ -263,7 +265,7 @@ def _digest(reply: Any, alias: str) -> str | None:
     sealed = _bytes(reply)
     if sealed is None:
         return None
-    if (digest := open_alias(alias, sealed)) is None:
+    if (digest := open_alias(alias, bytes(sealed))) is None:
         raise RecordError("alias", "the alias does not carry its own seal")
     return digest
 

@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
 
 from shared.cache.breaker import Breaker
+from shared.cache.buffers import Lender
 from shared.cache.connections import (
     FAULTS,
     MAX_CONNECTIONS,
@@ -22,21 +24,32 @@ from shared.cache.connections import (
     deadline,
     sense,
 )
+from shared.cache.links import Link, RedisPyLink, WireLink
+from shared.cache.resp import Parts
 from shared.cache.stats import CacheStats
-from shared.cache.steps import Command, Operations, Steps, next_pause
+from shared.cache.steps import Operations, Steps, next_pause
 from shared.config import CacheSettings
 from shared.keys import wake_channel
-from shared.records import RecordHeader
+from shared.records import Buffer, RecordHeader
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
 
+@dataclass
+class _Links:
+    """Connections of one kind."""
+
+    make: Callable[[], Link]
+    idle: list[Link] = field(default_factory=list)
+
+
 class EmbeddingCache:
     """:class:`~shared.cache.aio.AsyncEmbeddingCache` for threads, any number of them; the operations are the same.
 
-    The deadline covers everything but the look-up of a host's name. Sending may take one more.
+    The deadline covers everything but the look-up of a host's name. Where redis-py must be used, sending a
+    record may take one more.
 
     Args:
         settings: deadlines, lease and life of entries.
@@ -52,7 +65,11 @@ class EmbeddingCache:
         self.stats = CacheStats(self._breaker)
         self._operations = Operations(settings, self.stats)
         self._connections = ThreadConnections(settings, url)
-        self._idle: list[Any] = []
+        self._small = _Links(lambda: RedisPyLink(self._connections.make()))
+        self._large = self._small
+        if (address := self._connections.address) is not None:
+            lender = Lender()
+            self._large = _Links(lambda: WireLink(address, lender))
         self._process = os.getpid()
         self._room = _Places(MAX_CONNECTIONS, settings.timeout)
         self._writers = _Places(MAX_WRITERS, settings.timeout)
@@ -62,25 +79,28 @@ class EmbeddingCache:
     def close(self) -> None:
         """Closes all connections; operations that still run close theirs when they end."""
         self._closed = True
-        while self._idle:
-            self._idle.pop().disconnect()
+        for links in (self._small, self._large):
+            while links.idle:
+                links.idle.pop().close()
 
     def describe(self, key: str) -> RecordHeader | None:
         """The header of a record, if there is a good one; the payload is not read."""
         return self._run("describe", self._operations.describe(key), None)
 
-    def fetch(self, key: str) -> bytes | None:
-        """A whole record, checked; a damaged one is counted, deleted and a miss."""
+    def fetch(self, key: str) -> Buffer | None:
+        """A whole record, checked; a damaged one is counted, deleted and a miss. It must not be written to."""
         return self.fetch_many([key])[0]
 
-    def fetch_many(self, keys: Sequence[str]) -> list[bytes | None]:
+    def fetch_many(self, keys: Sequence[str]) -> list[Buffer | None]:
         """Whole records in the order of ``keys``, in one round trip and within one deadline; see :meth:`fetch`."""
-        missing: list[bytes | None] = [None] * len(keys)
-        return self._run("fetch", self._operations.fetch_many(keys), missing) if keys else []
+        if not keys:
+            return []
+        missing: list[Buffer | None] = [None] * len(keys)
+        return self._run("fetch", self._operations.fetch_many(keys), missing, links=self._large)
 
-    def put(self, key: str, record: bytes, *, alias: str | None = None, digest: str | None = None) -> bool:
-        """Stores a record and its alias; whether Redis has it now."""
-        return self._run("put", self._operations.put(key, record, alias, digest), False, self._writers)
+    def put(self, key: str, record: Buffer | Parts, *, alias: str | None = None, digest: str | None = None) -> bool:
+        """Stores a record, whole or in parts, and its alias; whether Redis has it now."""
+        return self._run("put", self._operations.put(key, record, alias, digest), False, self._writers, self._large)
 
     def add_alias(self, alias: str, digest: str) -> bool:
         """Notes that a file holds a known picture."""
@@ -127,14 +147,15 @@ class EmbeddingCache:
         steps: Steps[Result],
         otherwise: Result,
         limit: Callable[[], AbstractContextManager[None]] = nullcontext,
+        links: _Links | None = None,
     ) -> Result:
         """Carries one operation within its deadline; a fault is counted and gives ``otherwise``."""
         if not self._breaker.allows():
             self.stats.record(operation, "skipped")
             return otherwise
         try:
-            with deadline(self._settings.timeout), limit(), self._connection() as connection:
-                result = _carry(connection, steps)
+            with deadline(self._settings.timeout), limit(), self._link(links or self._small) as link:
+                result = _carry(link, steps)
         except ResponseError as error:
             self._breaker.succeeded()
             self.stats.record(operation, "rejected")
@@ -149,26 +170,25 @@ class EmbeddingCache:
         return result
 
     @contextmanager
-    def _connection(self) -> Iterator[Any]:
+    def _link(self, links: _Links) -> Iterator[Link]:
         """A connection that has nothing of an earlier reply on it; whatever interrupts its use closes it."""
         with self._room():
             if self._process != os.getpid():  # forked: the sockets are the parent's
-                self._idle, self._process = [], os.getpid()
+                self._small.idle, self._large.idle, self._process = [], [], os.getpid()
             try:
-                connection = self._idle.pop()  # atomic, unlike a look at the length before it
+                link = links.idle.pop()  # atomic, unlike a look at the length before it
             except IndexError:
-                connection = self._connections.make()
+                link = links.make()
             try:
-                with sense():
-                    _connect(connection)
-                yield connection
+                link.open()
+                yield link
             except BaseException:
-                connection.disconnect()
+                link.close()
                 raise
             if self._closed:
-                connection.disconnect()
+                link.close()
             else:
-                self._idle.append(connection)
+                links.idle.append(link)
 
     @contextmanager
     def _wakeups(self, channel: str) -> Iterator[Callable[[float], None]]:
@@ -234,37 +254,12 @@ class _Places:
             self._free.release()
 
 
-def _connect(connection: Any) -> None:
-    if connection.is_connected:
-        try:
-            if not connection.can_read():
-                return
-        except FAULTS:
-            pass
-        # closed by the server, or bytes that nobody asked for
-        connection.disconnect()
-    connection.connect()
-
-
-def _carry(connection: Any, steps: Steps[Result]) -> Result:
+def _carry(link: Link, steps: Steps[Result]) -> Result:
     """Sends what the steps yield, gives them the replies, and returns their result."""
     try:
         commands = next(steps)
         while True:
-            commands = steps.send(_exchange(connection, commands))
+            commands = steps.send(link.exchange(commands))
     except StopIteration as end:
         result: Result = end.value
         return result
-
-
-def _exchange(connection: Any, commands: Sequence[Command]) -> list[Any]:
-    connection.send_packed_command(connection.pack_commands(commands))
-    return [_reply(connection) for _ in commands]
-
-
-def _reply(connection: Any) -> Any:
-    try:
-        with sense():
-            return connection.read_response()
-    except ResponseError as error:
-        return error

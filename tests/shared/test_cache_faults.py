@@ -328,7 +328,7 @@ async def test_large_reads_interrupted_at_any_moment(redis_server: LocalRedis) -
                     found = await cache.fetch(key(name))
             except TimeoutError:
                 return False
-            assert found == values[name]
+            assert bytes(found) == values[name]
             return True
 
         done = [await asyncio.gather(*(read(n % 4, 0.0005 * (n + turn % 7)) for n in range(12))) for turn in range(40)]
@@ -355,7 +355,7 @@ async def test_500_requests_half_of_them_cancelled(redis_server: LocalRedis) -> 
                 found = await asyncio.gather(*tasks, return_exceptions=True)
                 for n, one in enumerate(found):
                     assert one == values[n % 20] or isinstance(one, asyncio.CancelledError)
-                assert sum(isinstance(one, bytes) for one in found) >= 250
+                assert sum(not isinstance(one, BaseException) for one in found) >= 250
                 await asyncio.sleep(0.1)
                 assert len(raw.client_list()) <= 33
             assert cache.stats.snapshot()["errors"] == 0
