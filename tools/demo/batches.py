@@ -14,7 +14,7 @@ from encoder_service.preprocess.isaac import IsaacPreprocess
 from llm_service.mrope import GridOrigin, ImageSpan, positions
 from shared.sizing import Grid
 from tools.demo import questions
-from tools.demo.pictures import COLOURS, KINDS, Scene, Split, draw, pick_size
+from tools.demo.pictures import COLOURS, DIGIT_SHARE, KINDS, RULE, Scene, Split, draw, pick_size
 from tools.demo.questions import Question
 
 USER, ANSWER = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
@@ -40,7 +40,7 @@ class Pictures:
     @classmethod
     def of(cls, drawn: Sequence[tuple[Image.Image, Scene]]) -> Pictures:
         """Packs pictures of one size."""
-        preprocess = IsaacPreprocess()
+        preprocess = IsaacPreprocess(RULE)
         cut = [preprocess.patches(torch.from_numpy(np.array(picture))) for picture, _ in drawn]
         return cls(torch.cat([patches for patches, _ in cut]), cut[0][1], [scene for _, scene in drawn])
 
@@ -60,28 +60,70 @@ class Pictures:
                 colours[index][inside] = COLOUR_NAMES.index(thing.colour)
         return torch.from_numpy(kinds.ravel()), torch.from_numpy(colours.ravel())
 
-    def places(self) -> torch.Tensor:
-        """Per token the row and column of the cell that it lies in, and how many rows and columns there are, less 1.
+    def middles(self) -> torch.Tensor:
+        """Per token whether it holds the middle of a thing, and whether it holds the middle of a cell.
 
         Returns:
-            int64 ``[4, tokens]``.
+            float32 ``[2, tokens]``, 0 or 1: each thing and each cell has one token of its own.
         """
+        rows, columns = self.grid.height // 2, self.grid.width // 2
+        out = np.zeros((2, len(self.scenes), rows, columns), dtype=np.float32)
+        for index, scene in enumerate(self.scenes):
+            for _, (left, top, right, bottom) in scene.boxes:
+                y, x = (top + bottom) / 2 / scene.size[1], (left + right) / 2 / scene.size[0]
+                out[0, index, int(y * rows), int(x * columns)] = 1
+            y, x = (np.arange(scene.rows) + 0.5) / scene.rows, (np.arange(scene.columns) + 0.5) / scene.columns
+            out[1, index][np.ix_((y * rows).astype(int), (x * columns).astype(int))] = 1
+        return torch.from_numpy(out.reshape(2, -1))
+
+    def extents(self) -> torch.Tensor:
+        """Per token how many rows and columns of cells its picture has, less 1: int64 ``[2, tokens]``."""
+        extents = torch.tensor([[scene.rows - 1, scene.columns - 1] for scene in self.scenes])
+        return extents.T.repeat_interleave(self.grid.patches // 4, dim=1)
+
+    def places(self) -> torch.Tensor:
+        """Per token the row and column of the cell that it lies in: int64 ``[2, tokens]``."""
         height, width = self.grid.height // 2, self.grid.width // 2
         y, x = (np.arange(height) + 0.5) / height, (np.arange(width) + 0.5) / width
-        out = np.empty((4, len(self.scenes), height, width), dtype=np.int64)
+        out = np.empty((2, len(self.scenes), height, width), dtype=np.int64)
         for index, scene in enumerate(self.scenes):
             out[0, index] = (y * scene.rows).astype(int)[:, None]
             out[1, index] = (x * scene.columns).astype(int)[None]
-            out[2, index], out[3, index] = scene.rows - 1, scene.columns - 1
-        return torch.from_numpy(out.reshape(4, -1))
+        return torch.from_numpy(out.reshape(2, -1))
+
+    def mirrored(self, rng: np.random.Generator, embeddings: torch.Tensor) -> tuple[Pictures, torch.Tensor]:
+        """Turns half of the pictures upside down and half left to right *behind* the tower.
+
+        Args:
+            rng: decides for each picture.
+            embeddings: ``[pictures · tokens, width]`` of the pictures as they are.
+
+        Returns:
+            The scenes that the language model is to tell, and their embeddings: each token keeps its embedding and gets
+            another place. So nothing that the tower knows about places helps, only the positions that the language
+            model gives to its tokens.
+        """
+        rows, columns = self.grid.height // 2, self.grid.width // 2
+        flips = rng.random((len(self.scenes), 2)) < 0.5
+        shaped = embeddings.view(len(self.scenes), rows, columns, -1)
+        turned = [
+            image.flip([axis for axis in (0, 1) if flip[axis]]) for image, flip in zip(shaped, flips, strict=True)
+        ]
+        scenes = [scene.mirrored(*map(bool, flip)) for scene, flip in zip(self.scenes, flips, strict=True)]
+        return Pictures(self.patches, self.grid, scenes), torch.stack(turned).flatten(0, 2)
 
 
 def draw_pictures(
-    rng: np.random.Generator, number: int, split: Split, limit: int = 3, crowding: float = 0.0
+    rng: np.random.Generator,
+    number: int,
+    split: Split,
+    limit: int = 3,
+    crowding: float = 0.0,
+    digits: float = DIGIT_SHARE,
 ) -> Pictures:
     """Draws pictures of one random size, with at most ``limit`` rows and columns."""
     size = pick_size(rng)
-    return Pictures.of([draw(int(rng.integers(2**62)), split, size, limit, crowding) for _ in range(number)])
+    return Pictures.of([draw(int(rng.integers(2**62)), split, size, limit, crowding, digits) for _ in range(number)])
 
 
 @dataclass(frozen=True)
@@ -229,6 +271,13 @@ class _Row:
         self.blocks += [block] * len(tokens)
         self.positions.append(np.broadcast_to(line, (3, len(tokens))))
         self.spans.append((first, first + len(answer), question))
+
+
+def drill(rng: np.random.Generator, scene: Scene) -> list[Question]:
+    """What training asks about one picture: more of the kinds that are learned last."""
+    hard = [questions.where(rng, scene), questions.where(rng, scene), questions.where(rng, scene)]
+    asked = [questions.describe(rng, scene), questions.at(rng, scene), questions.count(rng, scene)]
+    return [*asked, *(question for question in hard if question is not None)]
 
 
 def ask_all(rng: np.random.Generator, scene: Scene) -> list[Question]:

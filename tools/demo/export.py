@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from tools.demo import tokenizer
 from tools.demo.model import LANGUAGE, TOWER, DemoModel
-from tools.demo.pictures import draw
+from tools.demo.pictures import RULE, draw
 from tools.demo.questions import caption
 
 SAMPLES = 6
@@ -102,8 +102,8 @@ def config() -> dict[str, object]:
         "vision_config": vision,
         "video_patch_size": TOWER.patch_size,
         "pixel_shuffle_scale": TOWER.merge,
-        "vision_min_num_patches": 256,
-        "vision_max_num_patches": 6144,
+        "vision_min_num_patches": RULE.min_patches,
+        "vision_max_num_patches": RULE.max_patches,
         "max_sequence_length": MAX_POSITIONS,
         "vision_token": "<image>",
     }

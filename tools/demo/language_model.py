@@ -134,7 +134,18 @@ class LanguageModel(nn.Module):
         positions: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Final hidden states.
+        """Final hidden states: the last of :meth:`layers`."""
+        return self.model.norm(self.layers(ids, images, is_image, positions, mask)[-1])
+
+    def layers(
+        self,
+        ids: torch.Tensor,
+        images: torch.Tensor,
+        is_image: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+    ) -> list[torch.Tensor]:
+        """What every block gives.
 
         Args:
             ids: int64 ``[B, L]``.
@@ -144,11 +155,13 @@ class LanguageModel(nn.Module):
             mask: bool ``[B, L, L]``.
 
         Returns:
-            ``[B, L, width]``; ``lm_head`` turns the interesting ones into logits.
+            For every block ``[B, L, width]``; ``norm`` and ``lm_head`` turn the last one into logits.
         """
         x = self.model.embed_tokens(ids)
         x = x.masked_scatter(is_image[..., None], images.to(x.dtype))
         cos, sin = rotary(positions, self.config)
+        out = []
         for layer in self.model.layers:
             x = layer(x, cos, sin, mask[:, None])
-        return self.model.norm(x)
+            out.append(x)
+        return out

@@ -24,6 +24,8 @@ TOWER = IsaacTowerConfig(
 LANGUAGE = LanguageConfig()
 #: most rows and most columns of a picture
 MOST_ROWS = 3
+#: the block of the language model after which every image token should know its row and column
+PLACED_AFTER = 1
 
 
 def _below(prefix: str, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -39,7 +41,9 @@ class DemoModel(nn.Module):
         self.language = LanguageModel(LANGUAGE)
         self.kind_head = nn.Linear(LANGUAGE.width, 1 + len(KINDS))
         self.colour_head = nn.Linear(LANGUAGE.width, len(COLOURS))
-        self.place_heads = nn.ModuleList(nn.Linear(LANGUAGE.width, MOST_ROWS) for _ in range(4))
+        self.extent_heads = nn.ModuleList(nn.Linear(LANGUAGE.width, MOST_ROWS) for _ in range(2))
+        self.middle_head = nn.Linear(LANGUAGE.width, 2)
+        self.place_heads = nn.ModuleList(nn.Linear(LANGUAGE.width, MOST_ROWS) for _ in range(2))
         start_as_convolution(self.tower)
 
     @classmethod
@@ -77,7 +81,8 @@ class DemoModel(nn.Module):
     def auxiliary_loss(self, embeddings: torch.Tensor, pictures: Pictures) -> tuple[torch.Tensor, float]:
         """What each token is asked directly, so that the tower learns before the answers do.
 
-        What covers it, in which colour, in which row and column of the grid it lies, and how many of those there are.
+        What covers it, in which colour, whether the middle of a thing or of a cell lies in it, and how many rows and
+        columns of cells there are. Not where it lies: that is for the language model to know from its positions.
 
         Returns:
             The loss, and the share of covered tokens whose kind is named right.
@@ -89,13 +94,32 @@ class DemoModel(nn.Module):
         loss = F.cross_entropy(logits, kinds, weight) + 0.5 * F.cross_entropy(
             self.colour_head(embeddings), colours, ignore_index=IGNORE
         )
-        for head, truth in zip(self.place_heads, pictures.places(), strict=True):
+        for head, truth in zip(self.extent_heads, pictures.extents(), strict=True):
             loss = loss + 0.25 * F.cross_entropy(head(embeddings), truth)
+        loss = loss + F.binary_cross_entropy_with_logits(self.middle_head(embeddings).T, pictures.middles())
         covered = kinds > 0
         return loss, (logits.argmax(-1) == kinds)[covered].float().mean().item()
 
-    def answer_logits(self, embeddings: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits ``[answer tokens, vocabulary]`` and the tokens ``[answer tokens]`` where answers are learned."""
-        hidden = self.language(batch.ids, embeddings, batch.is_image, batch.positions, batch.mask)
+    def answer(
+        self, embeddings: torch.Tensor, pictures: Pictures, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The language model's part.
+
+        Args:
+            embeddings: ``[pictures · tokens, width]``.
+            pictures: what the embeddings show, at the places where the language model sees it.
+            batch: questions about it.
+
+        Returns:
+            Logits ``[answer tokens, vocabulary]``, the tokens ``[answer tokens]`` where answers are learned, and the
+            loss of telling every image token's row and column early on.
+        """
+        blocks = self.language.layers(batch.ids, embeddings, batch.is_image, batch.positions, batch.mask)
+        places = blocks[PLACED_AFTER][batch.is_image]
+        losses = [
+            F.cross_entropy(head(places), truth)
+            for head, truth in zip(self.place_heads, pictures.places(), strict=True)
+        ]
         learned = batch.labels != IGNORE
-        return self.language.lm_head(hidden[learned]), batch.labels[learned]
+        hidden = self.language.model.norm(blocks[-1][learned])
+        return self.language.lm_head(hidden), batch.labels[learned], torch.stack(losses).sum()

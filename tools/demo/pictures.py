@@ -40,6 +40,8 @@ MAX_ASPECT = 2.5
 SIDES = (96, 320)
 #: largest object after the model's own resize, pixels
 MAX_OBJECT = 110.0
+#: how the demo model resizes; fewer patches than Isaac's own 256 suffice for such pictures
+RULE = NaflexRule(min_patches=144)
 #: objects are drawn at this multiple of their size, then reduced
 SUPERSAMPLE = 3
 
@@ -90,6 +92,11 @@ class Scene:
     def columns(self) -> int:
         """Columns of the grid."""
         return len(self.cells[0])
+
+    def mirrored(self, down: bool, across: bool) -> Scene:
+        """The scene with its cells upside down or left to right; boxes are left out, since no picture shows them."""
+        rows = self.cells[::-1] if down else self.cells
+        return Scene(self.size, tuple(row[::-1] if across else row for row in rows), ())
 
     @property
     def things(self) -> list[Thing]:
@@ -172,11 +179,11 @@ def _digit_mask(rng: Generator, digit: str, side: int, split: Split) -> Image.Im
     return Image.fromarray((np.clip((value - threshold) * slope + 0.5, 0, 1) * 255).astype(np.uint8))
 
 
-def random_thing(rng: Generator) -> Thing | None:
-    """What a cell holds; None for an empty cell."""
+def random_thing(rng: Generator, digits: float = DIGIT_SHARE) -> Thing | None:
+    """What a cell holds, a digit in this share of filled cells; None for an empty cell."""
     if rng.random() < EMPTY_SHARE:
         return None
-    kinds = DIGITS if rng.random() < DIGIT_SHARE else SHAPES
+    kinds = DIGITS if rng.random() < digits else SHAPES
     return Thing(list(COLOURS)[rng.integers(len(COLOURS))], kinds[rng.integers(len(kinds))])
 
 
@@ -190,7 +197,12 @@ def _tint(rng: Generator) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
 def draw(
-    seed: int, split: Split, size: Size | None = None, limit: int = 3, crowding: float = 0.0
+    seed: int,
+    split: Split,
+    size: Size | None = None,
+    limit: int = 3,
+    crowding: float = 0.0,
+    digits: float = DIGIT_SHARE,
 ) -> tuple[Image.Image, Scene]:
     """Draws a picture; equal arguments give equal pictures.
 
@@ -200,6 +212,7 @@ def draw(
         size: width and height in pixels; random when not given.
         limit: most rows and most columns.
         crowding: above 0, grids of many cells are likelier.
+        digits: share of digits among the things.
 
     Returns:
         The RGB picture and the truth about it.
@@ -210,14 +223,14 @@ def draw(
     paper, line = _tint(rng)
     image = Image.new("RGB", size, tuple(paper.tolist()))
     _draw_grid(rng, image, rows, columns, tuple(line.tolist()))
-    grid, patch = NaflexRule().grid(width, height), NaflexRule().patch_size
+    grid, patch = RULE.grid(width, height), RULE.patch_size
     enlarged = max(grid.width * patch / width, grid.height * patch / height)
     cell_width, cell_height = width / columns, height / rows
     largest = min(0.84 * min(cell_width, cell_height), MAX_OBJECT / enlarged)
     cells: list[tuple[Thing | None, ...]] = []
     boxes: list[tuple[Thing, Box]] = []
     for row in range(rows):
-        cells.append(tuple(random_thing(rng) for _ in range(columns)))
+        cells.append(tuple(random_thing(rng, digits) for _ in range(columns)))
         for column, thing in enumerate(cells[-1]):
             if thing is None:
                 continue

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from tools.demo import questions, tokenizer
-from tools.demo.batches import Batch, BatchMaker, Pictures, ask_all, draw_pictures
+from tools.demo.batches import Batch, BatchMaker, Pictures, draw_pictures, drill
 from tools.demo.evaluate import exact_answers
 from tools.demo.model import DemoModel
 from tools.demo.optimizer import Muon, split_parameters
@@ -28,17 +28,24 @@ from tools.demo.optimizer import Muon, split_parameters
 PEAK_RATE, FINAL_RATE, WARM_UP = 1e-3, 1e-5, 50
 MUON_FACTOR = 2.5
 #: of one thread's share of a step
-PICTURES = 4
+PICTURES = 6
 #: larger grids are drawn more often in training
 CROWDING = 1.0
 #: the tower is trained alone until it names this share of covered tokens right, or its steps are done
-TOWER_GOAL = 0.85
+TOWER_GOAL = 0.9
 #: weight of the auxiliary loss before and after the tower names ``WELL_NAMED`` of the covered tokens right
 AUXILIARY_WEIGHTS, WELL_NAMED = (1.0, 0.3), 0.92
 #: 3 × 3 cells come once less than this share of answer tokens is wrong
 READY = 0.08
+#: weight of telling rows and columns inside the language model
+PLACE_WEIGHT = 0.3
 #: shares of batches that show two images, put the question first, and hold a conversation
-PAIRS, QUESTION_FIRST, CONVERSATIONS = 0.2, 0.08, 0.07
+PAIRS, QUESTION_FIRST, CONVERSATIONS = 0.55, 0.08, 0.07
+#: questions about each pair
+PAIR_QUESTIONS = 10
+#: share of later steps that go to the tower alone, with crowded pictures that hold mostly digits: they cost half of a
+#: whole step and show many times the handwriting, which takes longest to learn
+REHEARSALS, REHEARSED_CROWDING, REHEARSED_DIGITS = 0.33, 3.0, 0.75
 LOG_SECONDS, SAVE_SECONDS, CHECK_PICTURES = 30.0, 240.0, 48
 
 
@@ -49,10 +56,11 @@ def main() -> None:
     parser.add_argument("--tower-steps", type=int, default=2_500, help="at most so many of them for the tower alone")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop this call after so long")
     parser.add_argument("--threads", type=int, default=2, help="batches worked on at a time, one core each")
+    parser.add_argument("--start", type=Path, help="an exported checkpoint to begin a new run with")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     options.run.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(options.run, options.steps, options.tower_steps, options.threads, options.seed)
+    trainer = Trainer(options.run, options.steps, options.tower_steps, options.threads, options.seed, options.start)
     trainer.run(options.minutes * 60)
 
 
@@ -75,17 +83,20 @@ class Trainer:
         tower_steps: how many of them may go to the tower alone.
         threads: batches worked on at a time.
         seed: of weights and data.
+        start: an exported checkpoint whose weights a new run begins with.
     """
 
-    def __init__(self, folder: Path, steps: int, tower_steps: int, threads: int, seed: int) -> None:
+    def __init__(
+        self, folder: Path, steps: int, tower_steps: int, threads: int, seed: int, start: Path | None = None
+    ) -> None:
         torch.set_num_threads(1)  # threads share a step, never an operator
         torch.manual_seed(seed)
         self.path, self.steps, self.tower_steps, self.threads = folder / "state.pt", steps, tower_steps, threads
         self.pool = ThreadPoolExecutor(threads)
-        self.model = DemoModel()
+        self.model = DemoModel.from_checkpoint(start) if start else DemoModel()
         matrices, others = split_parameters(self.model)
         self.optimizers: list[torch.optim.Optimizer] = [
-            Muon(matrices, lr=MUON_FACTOR * PEAK_RATE),
+            *(Muon(matrices[part::threads], lr=MUON_FACTOR * PEAK_RATE) for part in range(threads)),
             torch.optim.AdamW(others, lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.05),
         ]
         self.progress = Progress()
@@ -121,59 +132,64 @@ class Trainer:
         """One step: every thread takes a batch, gradients add up, then the optimizers move."""
         progress = self.progress
         progress.tower_done |= progress.step >= self.tower_steps or progress.named > TOWER_GOAL
-        for optimizer, factor in zip(self.optimizers, (MUON_FACTOR, 1.0), strict=True):
+        for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = factor * self._rate()
+                group["lr"] = self._rate() * (MUON_FACTOR if isinstance(optimizer, Muon) else 1.0)
             optimizer.zero_grad()
-        learn = self._learn_answers if progress.tower_done else self._learn_tower
+        whole = progress.tower_done and self.rng.random() >= REHEARSALS
+        learn = self._learn_answers if whole else self._learn_tower
         parts = list(self.pool.map(learn, self.rng.spawn(self.threads)))
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer in self.optimizers:
-            optimizer.step()
+        list(self.pool.map(lambda optimizer: optimizer.step(), self.optimizers))
         values = {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
         progress.step += 1
         progress.named += 0.02 * (values["named"] - progress.named)
-        progress.wrong += 0.02 * (values.get("wrong", 1.0) - progress.wrong)
+        progress.wrong += 0.02 * (values.get("wrong", progress.wrong) - progress.wrong)
         return values
 
     def _backward(self, loss: torch.Tensor) -> None:
         (loss / self.threads).backward()  # type: ignore[no-untyped-call]
 
     def _learn_tower(self, rng: np.random.Generator) -> dict[str, float]:
-        pictures = draw_pictures(rng, PICTURES, "train", crowding=CROWDING)
+        if self.progress.tower_done:
+            pictures = draw_pictures(rng, PICTURES, "train", crowding=REHEARSED_CROWDING, digits=REHEARSED_DIGITS)
+        else:
+            pictures = draw_pictures(rng, PICTURES, "train", crowding=CROWDING)
         loss, named = self.model.auxiliary_loss(self.model.embed(pictures), pictures)
         self._backward(loss)
         return {"auxiliary": loss.item(), "named": named}
 
     def _learn_answers(self, rng: np.random.Generator) -> dict[str, float]:
-        pictures, batch = self._batch(rng)
-        embeddings = self.model.embed(pictures)
-        auxiliary, named = self.model.auxiliary_loss(embeddings, pictures)
-        logits, tokens = self.model.answer_logits(embeddings, batch)
+        drawn = draw_pictures(rng, PICTURES, "train", self._limit(rng), CROWDING)
+        embeddings = self.model.embed(drawn)
+        auxiliary, named = self.model.auxiliary_loss(embeddings, drawn)
+        pictures, embeddings = drawn.mirrored(rng, embeddings)
+        logits, tokens, place = self.model.answer(embeddings, pictures, self._ask(rng, pictures))
         answer = F.cross_entropy(logits, tokens)
-        self._backward(answer + AUXILIARY_WEIGHTS[self.progress.named > WELL_NAMED] * auxiliary)
+        weight = AUXILIARY_WEIGHTS[self.progress.named > WELL_NAMED]
+        self._backward(answer + weight * auxiliary + PLACE_WEIGHT * place)
         wrong = (logits.argmax(-1) != tokens).float().mean().item()
-        return {"auxiliary": auxiliary.item(), "named": named, "answer": answer.item(), "wrong": wrong}
+        losses = {"auxiliary": auxiliary.item(), "place": place.item(), "answer": answer.item()}
+        return losses | {"named": named, "wrong": wrong}
 
     def _limit(self, rng: np.random.Generator) -> int:
         """The curriculum: up to 2 × 2 cells until those are told well, then up to 3 × 3, with some easy ones."""
         most = 2 if self.progress.wrong > READY else 3
         return int(rng.integers(1, most + 1)) if rng.random() < 0.15 else most
 
-    def _batch(self, rng: np.random.Generator) -> tuple[Pictures, Batch]:
-        pictures = draw_pictures(rng, PICTURES, "train", self._limit(rng), CROWDING)
+    def _ask(self, rng: np.random.Generator, pictures: Pictures) -> Batch:
         choice = rng.random()
         if choice < PAIRS:
             pairs = zip(pictures.scenes[::2], pictures.scenes[1::2], strict=True)
-            asked = [[questions.which(rng, *pair) for _ in range(5)] for pair in pairs]
-            return pictures, self.maker.shared_prefix(pictures, 2, asked)
-        asked = [ask_all(rng, scene) for scene in pictures.scenes]
+            asked = [[questions.which(rng, *pair) for _ in range(PAIR_QUESTIONS)] for pair in pairs]
+            return self.maker.shared_prefix(pictures, 2, asked)
+        asked = [drill(rng, scene) for scene in pictures.scenes]
         if choice < PAIRS + QUESTION_FIRST:
-            return pictures, self.maker.text_first(pictures, [some[rng.integers(len(some))] for some in asked])
+            return self.maker.text_first(pictures, [some[rng.integers(len(some))] for some in asked])
         if choice < PAIRS + QUESTION_FIRST + CONVERSATIONS:
             shuffled = [[some[i] for i in rng.permutation(len(some))] for some in asked]
-            return pictures, self.maker.turns(pictures, shuffled)
-        return pictures, self.maker.shared_prefix(pictures, 1, asked)
+            return self.maker.turns(pictures, shuffled)
+        return self.maker.shared_prefix(pictures, 1, asked)
 
     def _load(self) -> None:
         state = torch.load(self.path, weights_only=True)
