@@ -99,7 +99,7 @@ def test_wrong_requests(openai: OpenAI, change: dict[str, Any]) -> None:
 
 def test_an_image_token_is_for_chats(openai: OpenAI, builder: PromptBuilder) -> None:
     with pytest.raises(BadRequestError, match="image token"):
-        openai.completions.create(model=MODEL, prompt=[builder._image_id])
+        openai.completions.create(model=MODEL, prompt=[builder._images.image])
 
 
 def test_the_openapi_document_stands_by_itself(url: str) -> None:

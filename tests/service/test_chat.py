@@ -22,7 +22,6 @@ def as_url(data: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(data).decode()
 
 
-@pytest.mark.slow  # until the demo model's training has reached its target
 def test_the_trained_model_describes_its_samples(client: OpenAI, samples: Samples) -> None:
     right = 0
     for path, truth in samples:
