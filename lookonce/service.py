@@ -25,6 +25,8 @@ from shared.local_redis import LocalRedis
 
 Report = Callable[[str], None]
 
+#: environment variable by which the processes of one run are known
+RUN_VARIABLE = "LOOKONCE_RUN"
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: how long requests in work may go on after a signal, seconds
 DRAIN_SECONDS = 6.0
@@ -121,7 +123,8 @@ def _start_ray(stack: ExitStack, settings: Settings, folder: Path, report: Repor
     )
     handlers = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     if not address:
-        stack.callback(_end_leftovers, str(prometheus))
+        stack.callback(_end_leftovers, str(folder))
+        stack.enter_context(_inherited(folder))
     ray.init(
         address=address or "local",
         namespace="lookonce",
@@ -163,16 +166,34 @@ def _stop_serve(*, private: bool) -> None:
     drain.join(DRAIN_SECONDS if private else None)
 
 
+@contextmanager
+def _inherited(folder: Path) -> Iterator[None]:
+    """What every process of the run inherits: the mark of the run, and temporary files that go when it ends."""
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    wanted = {RUN_VARIABLE: str(folder), "TMPDIR": str(temporary)}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 def _end_leftovers(marker: str) -> None:
-    """Ends what outlived its parent: vLLM's engine processes notice a dead replica only after a moment.
+    """Ends what outlived its parent: vLLM's engines and the helpers of Ray's dashboard notice that only after a moment.
 
     Args:
-        marker: the run's own metrics folder, which every process of the run has in its environment.
+        marker: value of :data:`RUN_VARIABLE` in the environment of every process of the run.
     """
     leftovers = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.pid != os.getpid() and process.environ().get(metrics.MULTIPROC_DIR) == marker:
+            if process.pid != os.getpid() and process.environ().get(RUN_VARIABLE) == marker:
                 process.kill()
                 leftovers.append(process)
     psutil.wait_procs(leftovers, timeout=3)

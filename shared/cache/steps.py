@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -172,9 +173,14 @@ class Operations:
 
     def info(self) -> Steps[dict[str, str]]:
         """Memory figures and policy, counters, and ``keys``."""
-        memory, counters, keys = yield [("INFO", "memory"), ("INFO", "stats"), ("DBSIZE",)]
-        found = _information(memory) | _information(counters)
-        return found | {"keys": str(keys)} if isinstance(keys, int) else found
+        replies = yield [("INFO", "memory"), ("INFO", "stats"), ("INFO", "keyspace")]
+        found: dict[str, str] = {}
+        for reply in replies:
+            found |= _information(reply)
+        if found:  # "db0:keys=12,expires=0,…", a line for every database that holds something
+            lines = [value for name, value in found.items() if re.fullmatch(r"db\d+", name)]
+            found["keys"] = str(sum(int(line.split(",")[0].removeprefix("keys=")) for line in lines))
+        return found
 
     def _accepted(self, operation: str, reply: Any) -> bool:
         if isinstance(reply, ResponseError):

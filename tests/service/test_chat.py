@@ -38,10 +38,10 @@ def test_a_repeated_image_is_served_from_the_cache(client: OpenAI) -> None:
         client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=8) for _ in range(2)
     )
     before, after = first.usage.prompt_tokens_details, second.usage.prompt_tokens_details
-    assert before.image_tokens == after.image_tokens == 64
-    assert (before.cached_image_tokens, after.cached_image_tokens) == (0, 64)
+    assert before.image_tokens == after.image_tokens == 36
+    assert (before.cached_image_tokens, after.cached_image_tokens) == (0, 36)
     assert first.choices[0].message.content == second.choices[0].message.content
-    assert first.usage.prompt_tokens == second.usage.prompt_tokens > 64
+    assert first.usage.prompt_tokens == second.usage.prompt_tokens > 36
 
 
 def test_streaming_gives_the_same_text_and_usage(client: OpenAI, samples: Samples) -> None:
@@ -79,7 +79,7 @@ def test_two_images_in_one_request(client: OpenAI, samples: Samples) -> None:
     answer = client.chat.completions.create(
         model=MODEL, messages=user(*parts, text_part("Which image has a red circle?")), temperature=0
     )
-    assert answer.usage.prompt_tokens_details.image_tokens >= 128
+    assert answer.usage.prompt_tokens_details.image_tokens >= 72
     assert answer.choices[0].message.content in (
         "the first image",
         "the second image",
@@ -144,7 +144,7 @@ def test_images_by_url_share_their_entry_with_uploads(client: OpenAI, picture_se
         return answer.usage.prompt_tokens_details.cached_image_tokens
 
     assert cached(f"{picture_server}/a.png") == 0
-    assert cached(as_url(random_png(7))) == 64
+    assert cached(as_url(random_png(7))) == 36
 
 
 def test_a_failing_url_is_the_callers_fault(service: str, picture_server: str) -> None:

@@ -34,8 +34,19 @@ from vllm import LLM, SamplingParams
 
 def main():
     prompts, checkpoint, out = json.load(open(sys.argv[1])), sys.argv[2], sys.argv[3]
-    limits = {"image": 8}
-    llm = LLM(model=checkpoint, dtype="float32", max_model_len=2048, enforce_eager=True, limit_mm_per_prompt=limits)
+    config = json.load(open(checkpoint + "/config.json"))
+    llm = LLM(
+        model=checkpoint,
+        dtype="float32",
+        max_model_len=2048,
+        enforce_eager=True,
+        limit_mm_per_prompt={"image": 8},
+        # vLLM's Isaac processor has bounds of its own, whatever the checkpoint says
+        mm_processor_kwargs={
+            "min_num_patches": config["vision_min_num_patches"],
+            "max_num_patches": config["vision_max_num_patches"],
+        },
+    )
     params = SamplingParams(temperature=0, max_tokens=16, logprobs=0)
     results = []
     for output in llm.chat(prompts, params, chat_template_content_format="openai"):

@@ -14,7 +14,7 @@ import torch
 
 from tools.demo.batches import BatchMaker, Pictures
 from tools.demo.model import DemoModel
-from tools.demo.pictures import draw
+from tools.demo.pictures import RULE, draw
 from tools.demo.questions import caption
 
 ENVIRONMENT = {
@@ -53,7 +53,15 @@ def main() -> None:
     from transformers import AutoTokenizer
     from vllm import LLM, SamplingParams
 
-    engine = LLM(str(options.checkpoint), dtype="float32", max_model_len=1024, enforce_eager=True, max_num_seqs=8)
+    engine = LLM(
+        str(options.checkpoint),
+        dtype="float32",
+        max_model_len=1024,
+        enforce_eager=True,
+        max_num_seqs=8,
+        # vLLM's Isaac processor has bounds of its own, whatever the checkpoint says
+        mm_processor_kwargs={"min_num_patches": RULE.min_patches, "max_num_patches": RULE.max_patches},
+    )
     sampling = SamplingParams(temperature=0, max_tokens=MOST_TOKENS, logprobs=1)
     model = DemoModel.from_checkpoint(options.checkpoint).eval()
     maker = BatchMaker(AutoTokenizer.from_pretrained(options.checkpoint))
