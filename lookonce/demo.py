@@ -34,7 +34,7 @@ async def show(url: str, samples: Path, out: Console) -> None:
             answers = answers or [("Describe the picture.", answer)]
         out.print(table)
         first = data_url(samples / next(iter(truths)))
-        for question in ("What is at row 1 column 1?", "How many red things are there?"):
+        for question in ("What is at row 1 column 1?", "Where is the purple star?"):
             answers.append((question, await client.ask(model, [first], question, max_tokens=32)))
     out.print(answer_table(answers))
     name = next(iter(truths))
