@@ -6,7 +6,6 @@ touched: the language model's shards need not even be there.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,9 +16,8 @@ from safetensors import SafetensorError, safe_open
 
 from shared.errors import CheckpointError
 from shared.model_config import PARAMS, STEMS
+from shared.weight_index import index_name, read_index
 
-#: bytes; the index of a model with 10,000 tensors has about 1 MB
-MAX_INDEX_BYTES = 64 << 20
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -42,9 +40,9 @@ class TensorFiles:
         self._open_files: dict[str, Any] = {}
         self._stack = ExitStack()
         self.read: dict[str, list[str]] = {}
-        single, index = f"{stem}.safetensors", f"{stem}.safetensors.index.json"
+        single, index = f"{stem}.safetensors", index_name(stem)
         if (checkpoint / index).is_file():
-            self._file_of = _read_index(checkpoint / index)
+            self._file_of = read_index(checkpoint / index)
         elif (checkpoint / single).is_file():
             self._file_of = dict.fromkeys(self._opened(single).keys(), single)
         elif stem == STEMS[PARAMS] and (parts := sorted(checkpoint.glob(f"{stem}*.safetensors"))):
@@ -78,12 +76,21 @@ class TensorFiles:
         Raises:
             CheckpointError: no such tensor, or one that is not of floating point; names file and tensor.
         """
+        dtype, shape = self.stored(name)
+        if dtype not in FLOATS:
+            raise CheckpointError(f"{self.place(name)}: {name} is stored as {dtype}; wanted one of {', '.join(FLOATS)}")
+        return shape
+
+    def stored(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """Dtype, by its name in the format, and shape of a tensor of any kind, from the file's header alone.
+
+        Raises:
+            CheckpointError: no such tensor, or a file that cannot be read; names both.
+        """
         path = self.place(name)
         with _translated(path, name):
             lazy = self._opened(path.name).get_slice(name)
-            if (dtype := lazy.get_dtype()) not in FLOATS:
-                raise CheckpointError(f"{path}: {name} is stored as {dtype}; wanted one of {', '.join(FLOATS)}")
-            return tuple(lazy.get_shape())
+            return str(lazy.get_dtype()), tuple(lazy.get_shape())
 
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor as a view of the mapped file: copy from it, do not keep it.
@@ -105,26 +112,6 @@ class TensorFiles:
                 handle = safe_open(path, framework="pt", device="cpu")
                 self._open_files[file] = self._stack.enter_context(handle)
         return self._open_files[file]
-
-
-def _read_index(path: Path) -> dict[str, str]:
-    """The index's map from tensor to file; every file is a plain name next to the index."""
-    try:
-        if path.stat().st_size > MAX_INDEX_BYTES:
-            raise CheckpointError(f"{path} has more than {MAX_INDEX_BYTES} bytes")
-        index = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
-    files = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(files, dict) or not files:
-        raise CheckpointError(f"{path} has no weight_map from tensor names to files")
-    for name, file in files.items():
-        plain = isinstance(file, str) and file.endswith(".safetensors") and not set(file) & set("/\\\0:")
-        if not plain:
-            raise CheckpointError(
-                f"{path}: {name!r:.200} must be in a .safetensors file of this folder, not {file!r:.200}"
-            )
-    return files
 
 
 @contextmanager

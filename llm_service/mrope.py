@@ -18,11 +18,6 @@ from typing import NamedTuple
 import numba
 import numpy as np
 import numpy.typing as npt
-from llvmlite.binding import ffi  # type: ignore[import-untyped]
-
-# On CPUs vLLM looks for Triton's kernels in the attributes of all modules. llvmlite's handle answers to every name,
-# also to __dict__, with a function: the search stumbles over it and no engine starts. Here it gets an empty one.
-ffi.lib._fntab["__dict__"] = {}
 
 Positions = npt.NDArray[np.int64]
 

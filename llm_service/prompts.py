@@ -167,10 +167,7 @@ class PromptBuilder:
         return Prompt(ids, tuple(placeholders))
 
     def _message(self, marks: Marks, message: Mapping[str, Any]) -> dict[str, Any]:
-        role = message.get("role")
-        role = "system" if role == "developer" else role
-        if role not in ROLES:
-            raise RequestError(f"unknown role {role!r}; known: {', '.join(sorted(ROLES))}, developer", param="messages")
+        role = checked_role(message.get("role"))
         prepared = {
             name: marks.tree(value)
             for name, value in message.items()
@@ -250,6 +247,18 @@ def prompt_builder(checkpoint: Path) -> PromptBuilder:
     from llm_service.prompts_mistral import MistralPromptBuilder  # needs a second to import, and few need it
 
     return MistralPromptBuilder(checkpoint)
+
+
+def checked_role(role: Any) -> str:
+    """A role as templates know it: a developer's word is the system's.
+
+    Raises:
+        RequestError: none of the roles that there are.
+    """
+    role = "system" if role == "developer" else role
+    if role not in ROLES:
+        raise RequestError(f"unknown role {role!r}; known: {', '.join(sorted(ROLES))}, developer", param="messages")
+    return str(role)
 
 
 def part_text(part: Any) -> str | None:

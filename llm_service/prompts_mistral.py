@@ -16,7 +16,7 @@ from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
 from llm_service.image_tokens import ImageTokens
-from llm_service.prompts import ROLES, Placeholder, Prompt, PromptBuilder, image_count, part_text
+from llm_service.prompts import Placeholder, Prompt, PromptBuilder, checked_role, image_count, part_text
 from shared.errors import CheckpointError, RequestError
 from shared.families import family_of, read_config
 from shared.sizing import Grid
@@ -118,10 +118,7 @@ class MistralPromptBuilder(PromptBuilder):
 
 def _message(message: Mapping[str, Any], grids: Any) -> dict[str, Any]:
     """An OpenAI message in which every picture has become its grid."""
-    role = message.get("role")
-    role = "system" if role == "developer" else role
-    if role not in ROLES:
-        raise RequestError(f"unknown role {role!r}; known: {', '.join(sorted(ROLES))}, developer", param="messages")
+    role = checked_role(message.get("role"))
     prepared = {name: value for name, value in message.items() if value is not None} | {"role": role}
     content = message.get("content")
     if content is None or isinstance(content, str):

@@ -236,7 +236,7 @@ def inspect_checkpoint(
 
 def _picture_size(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,6})\s*[x×,]\s*(\d{1,6})", text)
-    if match is None or "0" in (match[1].lstrip("0") or "0", match[2].lstrip("0") or "0"):
+    if match is None or not int(match[1]) or not int(match[2]):
         raise RequestError(f"a picture's size is written as 1024x768, not {text!r}")
     return int(match[1]), int(match[2])
 

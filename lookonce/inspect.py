@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from encoder_service.checkpoints import check_encoder
+from encoder_service.tensor_files import TensorFiles
 from shared.config import Dtype
 from shared.errors import CheckpointError, LookonceError
 from shared.families import context_length, family_of
@@ -25,8 +24,6 @@ SIZES = ((256, 256), (512, 512), (1024, 768), (1920, 1080), (4000, 3000))
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 #: of one stored value, by its name in a safetensors header
 STORED_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
-#: bytes; a header above this is damage
-MAX_HEADER = 100 << 20
 GIB = 2**30
 
 
@@ -99,6 +96,7 @@ def inspect(
         found.facts["language model"] = "none: an encoder by itself, see lookonce encode"
         return found
     _language(found, family, config, parts, dtype, sequences)
+    found.problems = list(dict.fromkeys(found.problems))  # both halves may stumble over one file
     return found
 
 
@@ -124,62 +122,30 @@ def _tokens(found: Inspection, family: Family, config: Mapping[str, Any], sizes:
 
 
 def _parts(found: Inspection, family: Family) -> dict[str, Part]:
-    """Both halves as the files hold them."""
+    """Both halves as the headers of the files tell them."""
     sums = {"tower": [0, 0], "language": [0, 0]}
-    held: set[str] = set()
-    for path in sorted(found.checkpoint.glob(f"{weight_stem(found.checkpoint)}*.safetensors")):
-        try:
-            header = read_header(path)
-        except CheckpointError as error:
-            found.problems.append(error.message)
-            continue
-        held |= {f"{path.name}: {name}" for name in header}
-        for name, (dtype, shape) in header.items():
-            entry = sums["tower" if name.startswith(family.tower_prefixes) else "language"]
-            entry[0] += math.prod(shape)
-            entry[1] += math.prod(shape) * STORED_BYTES.get(dtype, 1)
-    _check_index(found, held)
+    broken: set[Path] = set()
+    try:
+        with TensorFiles(found.checkpoint, weight_stem(found.checkpoint)) as files:
+            for name in sorted(files.names("")):
+                if (place := files.place(name)) in broken:
+                    continue
+                try:
+                    dtype, shape = files.stored(name)
+                except CheckpointError as error:
+                    broken.add(place)
+                    found.problems.append(error.message)
+                    continue
+                entry = sums["tower" if name.startswith(family.tower_prefixes) else "language"]
+                entry[0] += math.prod(shape)
+                entry[1] += math.prod(shape) * STORED_BYTES.get(dtype, 1)
+    except CheckpointError as error:
+        found.problems.append(error.message)
     parts = {name: Part(*entry) for name, entry in sums.items()}
     for name, part in parts.items():
         if part.parameters:
             found.facts[f"{name} tensors"] = f"{_count(part.parameters)} numbers, {_size(part.stored)} on disk"
     return parts
-
-
-def _check_index(found: Inspection, held: set[str]) -> None:
-    """Whether every tensor stands where the index says."""
-    path = found.checkpoint / f"{weight_stem(found.checkpoint)}.safetensors.index.json"
-    if not path.exists():
-        return
-    try:
-        promised = {f"{file}: {name}" for name, file in json.loads(path.read_text())["weight_map"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        found.problems.append(f"cannot read {path}: {error!r}")
-        return
-    if missing := sorted(promised - held):
-        found.problems.append(f"{path.name} promises {len(missing)} tensors that are not there, such as {missing[0]}")
-
-
-def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Dtype and shape of every tensor in a safetensors file, from its first bytes.
-
-    Raises:
-        CheckpointError: damaged, or shorter than its header says.
-    """
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > min(MAX_HEADER, path.stat().st_size - 8):
-                raise CheckpointError(f"{path} is damaged or cut short: its header would have {length} bytes")
-            tree = json.loads(file.read(length))
-        tree.pop("__metadata__", None)
-        tensors = {name: (str(entry["dtype"]), tuple(entry["shape"])) for name, entry in tree.items()}
-        end = max((entry["data_offsets"][1] for entry in tree.values()), default=0)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
-        raise CheckpointError(f"cannot read {path}: {error!r}") from error
-    if 8 + length + end > path.stat().st_size:
-        raise CheckpointError(f"{path} is cut short: it has {path.stat().st_size} bytes of {8 + length + end}")
-    return tensors
 
 
 def _language(
@@ -192,7 +158,7 @@ def _language(
 ) -> None:
     found.facts["language model"] = str(family.language_architecture)
     part = parts["language"]
-    if not part.parameters:
+    if not part.parameters and not found.problems:
         found.problems.append(f"{found.checkpoint} holds no tensor of a language model")
     try:
         context = context_length(found.checkpoint)

@@ -64,6 +64,40 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
     return config
 
 
+def section(config: Config, name: str, *, file: str = CONFIG) -> Config:
+    """A nested mapping of the configuration; empty when it is missing or null. ``file`` is named in errors.
+
+    Raises:
+        CheckpointError: it is something else.
+    """
+    found = config.get(name)
+    if found is None:
+        return {}
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"{file}: {name} must be an object, found {type(found).__name__}")
+    return found
+
+
+def whole(config: Config, name: str, default: int | None = None, *, most: int = 1 << 20, file: str = CONFIG) -> int:
+    """A whole number between 1 and ``most`` from the configuration; ``file`` is named in errors.
+
+    Raises:
+        CheckpointError: missing without a default, of another type, or out of range.
+    """
+    return whole_number(name, config.get(name, default), most=most, file=file)
+
+
+def whole_number(name: str, value: Any, *, most: int = 1 << 20, file: str = CONFIG) -> int:
+    """The same for a value that was found already; ``name`` is what errors call it.
+
+    Raises:
+        CheckpointError: of another type, or out of range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise CheckpointError(f"{file}: {name} must be a whole number from 1 to {most}, found {value!r:.80}")
+    return value
+
+
 def _object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())

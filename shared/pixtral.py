@@ -2,55 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from shared.errors import CheckpointError
 from shared.family import Family, RowTokens
-from shared.model_config import CONFIG, PARAMS, PREPROCESSOR, Config
+from shared.model_config import PARAMS, PREPROCESSOR, Config, section, whole_number
 from shared.sizing import LongestSideRule
-
-#: no side of a patch, block or picture is longer
-MOST = 1 << 20
-
-
-def _section(config: Config, name: str) -> Config:
-    found = config.get(name) or {}
-    if not isinstance(found, Mapping):
-        raise CheckpointError(f"{name} of the checkpoint must be an object, found {type(found).__name__}")
-    return found
-
-
-def _whole(name: str, value: Any, file: str = CONFIG) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-        raise CheckpointError(f"{file}: {name} must be a whole number from 1 to {MOST}, found {value!r:.80}")
-    return value
 
 
 def _native_rule(config: Config) -> LongestSideRule:
     """``max_image_size`` is what pictures are reduced to; older files give the tower's ``image_size`` alone."""
-    vision = _section(config, "vision_encoder")
+    vision = section(config, "vision_encoder")
     return LongestSideRule(
-        patch_size=_whole("patch_size", vision.get("patch_size"), PARAMS),
-        merge=_whole("spatial_merge_size", vision.get("spatial_merge_size", 1), PARAMS),
-        longest=_whole("image_size", vision.get("max_image_size") or vision.get("image_size"), PARAMS),
+        patch_size=whole_number("patch_size", vision.get("patch_size"), file=PARAMS),
+        merge=whole_number("spatial_merge_size", vision.get("spatial_merge_size", 1), file=PARAMS),
+        longest=whole_number("image_size", vision.get("max_image_size") or vision.get("image_size"), file=PARAMS),
     )
 
 
 def _llava_rule(config: Config) -> LongestSideRule:
     """The image processor's limit comes first, as in transformers; merging is the model's, whatever that one says."""
-    vision, processor = _section(config, "vision_config"), _section(config, PREPROCESSOR)
-    longest = _section(processor, "size").get("longest_edge") or vision.get("image_size", 1024)
+    vision, processor = section(config, "vision_config"), section(config, PREPROCESSOR)
+    longest = section(processor, "size").get("longest_edge") or vision.get("image_size", 1024)
     return LongestSideRule(
-        patch_size=_whole("patch_size", vision.get("patch_size", 16)),
-        longest=_whole("image_size", longest),
+        patch_size=whole_number("patch_size", vision.get("patch_size", 16)),
+        longest=whole_number("image_size", longest),
         rounding="down",
     )
 
 
 def _mistral3_rule(config: Config) -> LongestSideRule:
-    return replace(_llava_rule(config), merge=_whole("spatial_merge_size", config.get("spatial_merge_size", 2)))
+    return replace(_llava_rule(config), merge=whole_number("spatial_merge_size", config.get("spatial_merge_size", 2)))
 
 
 ROWS = RowTokens("[IMG_BREAK]", "[IMG_END]")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from shared.errors import CheckpointError
 from shared.family import Family
-from shared.model_config import PREPROCESSOR, Config
+from shared.model_config import PREPROCESSOR, Config, section, whole_number
 from shared.sizing import SizeRule
 from shared.sizing_radio import DynamicRule, FixedRule, NearestRule, TileRule
 
@@ -17,19 +16,6 @@ MOST = 1 << 20
 MAX_TILES = 12
 
 
-def _section(config: Config, name: str) -> Config:
-    found = config.get(name) or {}
-    if not isinstance(found, Mapping):
-        raise CheckpointError(f"config.json: {name} must be an object, found {type(found).__name__}")
-    return found
-
-
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-        raise CheckpointError(f"config.json: {name} must be a whole number from 1 to {MOST}, found {value!r:.80}")
-    return value
-
-
 def _first(configs: tuple[Config, ...], *names: str) -> Any:
     """The first of these settings that one of the configurations has."""
     return next((config[name] for name in names for config in configs if config.get(name) is not None), None)
@@ -37,15 +23,15 @@ def _first(configs: tuple[Config, ...], *names: str) -> Any:
 
 def _alone_rule(config: Config) -> SizeRule:
     """A fixed size when the image processor resizes, else the nearest size that the tower takes."""
-    patch = _whole("patch_size", config.get("patch_size", 16))
-    processor = _section(config, PREPROCESSOR)
-    if processor.get("do_resize") and (size := _section(processor, "size")):
-        height, width = (_whole(name, size.get(name)) for name in ("height", "width"))
+    patch = whole_number("patch_size", config.get("patch_size", 16))
+    processor = section(config, PREPROCESSOR)
+    if processor.get("do_resize") and (size := section(processor, "size")):
+        height, width = (whole_number(name, size.get(name)) for name in ("height", "width"))
         if height % patch or width % patch:
             raise CheckpointError(f"preprocessor_config.json: size {height}x{width} is not whole patches of {patch}")
         return FixedRule(patch_size=patch, rows=height // patch, columns=width // patch)
-    side = _first((config, _section(config, "args")), "max_img_size", "cpe_max_size", "max_resolution")
-    return NearestRule(patch_size=patch, max_side=max(_whole("max_img_size", side or 2048), patch))
+    side = _first((config, section(config, "args")), "max_img_size", "cpe_max_size", "max_resolution")
+    return NearestRule(patch_size=patch, max_side=max(whole_number("max_img_size", side or 2048), patch))
 
 
 def _alone_max_tokens(config: Config) -> int:
@@ -61,9 +47,9 @@ def _merge(config: Config) -> int:
 
 
 def _tile_rule(config: Config, choice: Any, tiles: Any, thumbnail: Any) -> TileRule:
-    vision = _section(config, "vision_config")
-    patch = _whole("patch_size", _first((vision, config), "patch_size") or 16)
-    size = _whole("force_image_size", _first((config, vision), "force_image_size", "image_size") or 512)
+    vision = section(config, "vision_config")
+    patch = whole_number("patch_size", _first((vision, config), "patch_size") or 16)
+    size = whole_number("force_image_size", _first((config, vision), "force_image_size", "image_size") or 512)
     merge = _merge(config)
     if size % (patch * merge):
         raise CheckpointError(
@@ -73,7 +59,7 @@ def _tile_rule(config: Config, choice: Any, tiles: Any, thumbnail: Any) -> TileR
         patch_size=patch,
         merge=merge,
         tile=size // patch,
-        max_tiles=_whole("max_num_tiles", tiles or MAX_TILES),
+        max_tiles=whole_number("max_num_tiles", tiles or MAX_TILES),
         thumbnail="last" if thumbnail is None or thumbnail else "none",
         choice=choice,
     )
@@ -81,7 +67,7 @@ def _tile_rule(config: Config, choice: Any, tiles: Any, thumbnail: Any) -> TileR
 
 def _llama_rule(config: Config) -> TileRule:
     """The image processor's settings come first, as in the published model's code."""
-    processor = _section(config, PREPROCESSOR)
+    processor = section(config, PREPROCESSOR)
     tiles = _first((processor, config), "max_num_tiles", "max_dynamic_patch")
     return _tile_rule(
         {**config, "force_image_size": processor.get("image_size") or config.get("force_image_size")},
@@ -93,26 +79,26 @@ def _llama_rule(config: Config) -> TileRule:
 
 def _nano_rule(config: Config) -> TileRule | DynamicRule:
     """Dynamic resolution when the vision configuration has bounds of patches, else tiles."""
-    args = _section(_section(config, "vision_config"), "args")
+    args = section(section(config, "vision_config"), "args")
     if "min_num_patches" not in args:
         return _tile_rule(
-            config, "ratio", _section(config, PREPROCESSOR).get("max_num_tiles"), config.get("use_thumbnail")
+            config, "ratio", section(config, PREPROCESSOR).get("max_num_tiles"), config.get("use_thumbnail")
         )
     merge = _merge(config)
     most = args.get("max_num_patches") or 0
     if most == 0:  # no bound of its own: what the context holds
-        most = merge**2 * _whole("max_position_embeddings", language(config).get("max_position_embeddings"))
+        most = merge**2 * whole_number("max_position_embeddings", language(config).get("max_position_embeddings"))
     return DynamicRule(
-        patch_size=_whole("patch_size", _first((config, _section(config, "vision_config")), "patch_size") or 16),
+        patch_size=whole_number("patch_size", _first((config, section(config, "vision_config")), "patch_size") or 16),
         merge=merge,
-        min_patches=_whole("min_num_patches", args["min_num_patches"]),
-        max_patches=_whole("max_num_patches", most),
+        min_patches=whole_number("min_num_patches", args["min_num_patches"]),
+        max_patches=whole_number("max_num_patches", most),
     )
 
 
 def language(config: Config) -> Config:
     """The text model's part of a chat model's configuration, under its old or its new name."""
-    return _section(config, "text_config") or _section(config, "llm_config")
+    return section(config, "text_config") or section(config, "llm_config")
 
 
 RADIO = Family(

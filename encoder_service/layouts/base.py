@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from encoder_service.preprocess.base import Preprocess
 from encoder_service.towers.base import Tower
 from shared.errors import CheckpointError
-from shared.model_config import CONFIG
+from shared.model_config import Config, section, whole
 from shared.sizing import SizeRule
 
-Config = Mapping[str, Any]
+__all__ = ["Config", "Layout", "Sources", "Stored", "positive", "section", "whole"]
+
 #: parameter of the tower → names in the file, after the family's root; several are stacked by rows
 Sources = dict[str, tuple[str, ...]]
 #: from a name after the family's root to the stored tensor; None when there is none
@@ -66,32 +66,6 @@ class Layout:
     spelled: Callable[[Tower, Sources, frozenset[str]], Sources] = _one_spelling
     absent: Callable[[Tower, str], float | None] = _never
     completed: Callable[[Config, Stored], Config] = _complete
-
-
-def section(config: Config, name: str, *, file: str = CONFIG) -> Config:
-    """A nested mapping of the configuration; empty when it is missing or null. ``file`` is named in errors.
-
-    Raises:
-        CheckpointError: it is something else.
-    """
-    found = config.get(name)
-    if found is None:
-        return {}
-    if not isinstance(found, Mapping):
-        raise CheckpointError(f"{file}: {name} must be an object, found {type(found).__name__}")
-    return found
-
-
-def whole(config: Config, name: str, default: int | None = None, *, most: int = 1 << 20, file: str = CONFIG) -> int:
-    """A whole number between 1 and ``most`` from the configuration; ``file`` is named in errors.
-
-    Raises:
-        CheckpointError: missing without a default, of another type, or out of range.
-    """
-    found = config.get(name, default)
-    if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= most:
-        raise CheckpointError(f"{file}: {name} must be a whole number from 1 to {most}, found {found!r:.80}")
-    return found
 
 
 def positive(config: Config, name: str, default: float) -> float:

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 
 from encoder_service.layouts.base import Config, Layout, Sources, positive, section, whole
-from encoder_service.preprocess.base import Preprocess
-from encoder_service.preprocess.pixtral import CLIP_MEAN, CLIP_STD, PixtralPreprocess
+from encoder_service.preprocess.base import CLIP_MEAN, CLIP_STD, Channels, Preprocess
+from encoder_service.preprocess.pixtral import PixtralPreprocess
 from encoder_service.towers.base import Tower
 from encoder_service.towers.layers import ACTIVATIONS
 from encoder_service.towers.pixtral import NORM_EPS, PixtralTower, PixtralTowerConfig
@@ -250,7 +250,7 @@ def _hf_preprocess(config: Config, rule: SizeRule) -> Preprocess:
     return PixtralPreprocess(rule, FILTERS[resample], mean, std)
 
 
-def _channels(settings: Config, name: str, default: tuple[float, float, float]) -> tuple[float, float, float]:
+def _channels(settings: Config, name: str, default: Channels) -> Channels:
     given = settings.get(name, default)
     numbers = isinstance(given, list | tuple) and all(
         isinstance(one, int | float) and not isinstance(one, bool) and abs(one) < 1e3 for one in given

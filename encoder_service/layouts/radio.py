@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from encoder_service.layouts.base import Config, Layout, Sources, Stored, positive, section, whole
 from encoder_service.layouts.radio_names import VISION, absent, is_spare, stored_names
-from encoder_service.preprocess.base import Preprocess
-from encoder_service.preprocess.radio import CLIP_MEAN, CLIP_STD, Channels, RadioPreprocess
+from encoder_service.preprocess.base import CLIP_MEAN, CLIP_STD, Channels, Preprocess
+from encoder_service.preprocess.radio import RadioPreprocess
 from encoder_service.towers.base import Tower
 from encoder_service.towers.layers import ACTIVATIONS
 from encoder_service.towers.radio import RadioTower, RadioTowerConfig

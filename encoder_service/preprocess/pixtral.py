@@ -8,14 +8,11 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from encoder_service.preprocess.base import Preprocess
+from encoder_service.preprocess.base import CLIP_MEAN, CLIP_STD, Channels, Preprocess, cut_planes
 from shared.sizing import Grid, LongestSideRule
 
 #: raise when the arithmetic below changes in a way that changes a patch
 VERSION = 1
-
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True)
@@ -31,24 +28,19 @@ class PixtralPreprocess(Preprocess):
 
     rule: LongestSideRule = field(default_factory=LongestSideRule)
     resize: Literal["sharp", "smooth-bicubic", "smooth-bilinear"] = "sharp"
-    mean: tuple[float, float, float] = CLIP_MEAN
-    std: tuple[float, float, float] = CLIP_STD
+    mean: Channels = CLIP_MEAN
+    std: Channels = CLIP_STD
 
     def patches(self, pixels: torch.Tensor) -> tuple[torch.Tensor, Grid]:
         """See :meth:`Preprocess.patches`; each patch is flattened as (channel, row, column)."""
         grid = self.rule.grid(pixels.shape[1], pixels.shape[0])
         side = self.rule.patch_size
-        patches = torch.empty(grid.height, grid.width, 3, side, side)
-        # one channel after the other: a large picture is held in floating point by a third only
-        for channel, (mean, std) in enumerate(zip(self.mean, self.std, strict=True)):
-            resized = self._resized(pixels[..., channel], (grid.height * side, grid.width * side))
-            rows = resized.view(grid.height, side, grid.width, side).transpose(1, 2)
-            patches[:, :, channel] = rows.mul(1 / (255 * std)).sub_(mean / std)
-        return patches.view(grid.patches, -1), grid
+        size = (grid.height * side, grid.width * side)
+        return cut_planes(pixels, grid, side, lambda plane: self._resized(plane, size), self.mean, self.std), grid
 
     def _resized(self, plane: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
         """One channel, uint8 ``[height, width]``, in another size: float32, values of 0 to 255."""
-        image = plane.contiguous()[None, None]
+        image = plane[None, None]
         if self.resize == "sharp":
             return F.interpolate(image.float(), size=size, mode="bicubic", align_corners=False)[0, 0]
         mode = self.resize.removeprefix("smooth-")

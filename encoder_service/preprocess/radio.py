@@ -10,16 +10,12 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from encoder_service.preprocess.base import Preprocess
+from encoder_service.preprocess.base import CLIP_MEAN, CLIP_STD, Channels, Preprocess, cut_planes
 from shared.sizing import Grid, SizeRule
 from shared.sizing_radio import TileRule
 
 #: raise when the arithmetic below changes in a way that changes a patch
 VERSION = 1
-
-Channels = tuple[float, float, float]
-CLIP_MEAN: Channels = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD: Channels = (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True)
@@ -43,13 +39,7 @@ class RadioPreprocess(Preprocess):
         """See :meth:`Preprocess.patches`; each patch is flattened as (channel, row, column)."""
         grid = self.rule.grid(pixels.shape[1], pixels.shape[0])
         side = self.rule.patch_size
-        patches = torch.empty(grid.height, grid.width, 3, side, side)
-        # one channel after the other: a large picture is held in floating point by a third only
-        for channel, (mean, std) in enumerate(zip(self.mean, self.std, strict=True)):
-            plane = self._plane(pixels[..., channel].contiguous(), grid)
-            rows = plane.view(grid.height, side, grid.width, side).transpose(1, 2)
-            patches[:, :, channel] = rows.mul(1 / (255 * std)).sub_(mean / std)
-        return patches.view(grid.patches, -1), grid
+        return cut_planes(pixels, grid, side, lambda plane: self._plane(plane, grid), self.mean, self.std), grid
 
     def _plane(self, plane: torch.Tensor, grid: Grid) -> torch.Tensor:
         """One channel, uint8 ``[height, width]``, in the size of the grid; tiles stand below each other."""

@@ -6,6 +6,7 @@ import queue
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -16,6 +17,9 @@ from encoder_service.replay.buffers import StaticBuffers
 from encoder_service.replay.costs import CostBook
 from encoder_service.replay.slots import Slot, make_slots
 from encoder_service.towers.base import Budget, Plan, Tower
+
+#: a budget to replay, None for the eager way, or whatever the measured costs say
+Choice: TypeAlias = Budget | Literal["measured"] | None
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class Replay:
         """The smallest budget that takes the batch; None when none does."""
         return smallest_fit(self.budgets, patches, images)
 
-    def stage(self, images: Sequence[Patches], *, path: Budget | str | None = "measured") -> Staged:
+    def stage(self, images: Sequence[Patches], *, path: Choice = "measured") -> Staged:
         """The host's part: choice of the path, plan, copies; waits while :attr:`depth` batches are under way.
 
         Args:
@@ -92,7 +96,7 @@ class Replay:
         """
         begin = time.perf_counter()
         used = sum(image.grid.patches for image in images)
-        budget = self.costs.choose(used, len(images)) if isinstance(path, str) else path
+        budget = self.costs.choose(used, len(images)) if path == "measured" else path
         if budget not in self._programs:
             return Staged(images, None, None, None, time.perf_counter() - begin)
         plan = self._plan(images, budget)
@@ -139,7 +143,7 @@ class Replay:
         if staged.slot is not None:
             self._free.put(staged.slot)
 
-    def embed(self, images: Sequence[Patches], *, path: Budget | str | None = "measured") -> Embedded:
+    def embed(self, images: Sequence[Patches], *, path: Choice = "measured") -> Embedded:
         """Both parts at once, in the device's thread."""
         return self.launch(self.stage(images, path=path))
 

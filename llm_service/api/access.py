@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from shared.config import AccessSettings, TenantSettings
-from shared.errors import Busy, Unauthorized, UnknownModel
+from shared.errors import Busy, Unauthorized
 
 KEY_PREFIX = "lo-"
 
@@ -39,15 +39,6 @@ class Tenant:
     salt: str | None = None
     models: frozenset[str] = frozenset()
     admin: bool = False
-
-    def check_model(self, name: str) -> None:
-        """A model that the tenant may not use does not exist for it.
-
-        Raises:
-            UnknownModel: it may not.
-        """
-        if self.models and name not in self.models:
-            raise UnknownModel(f"no model {name!r} for this API key; there is: {', '.join(sorted(self.models))}")
 
 
 EVERYBODY = Tenant(admin=True)

@@ -80,15 +80,14 @@ class ModelService:
         """No pixel is touched here; only a cache miss makes the encoder work."""
         sampling = request.sampling()
         images = await self.images.fetch([ImageSource(part.url, part.fallback) for part in request.images()], salt)
-        tokens = [image.tokens(self.rule) for image in images]
         grids = [image.merged(self.rule) for image in images]
         messages = [message.model_dump(exclude_none=True) for message in request.messages]
         prompt = replace(self._prompts.build(messages, grids, tools=request.tools), cache_salt=salt)
-        sampling = self._fit(prompt, sum(tokens), sampling)
+        sampling = self._fit(prompt, sum(grid.patches for grid in grids), sampling)
         items = await self.images.resolve(images, salt)
-        for item, expected in zip(items, tokens, strict=True):
-            if item.tokens != expected:  # a wrong answer would follow; this is a bug or a foreign cache entry
-                raise Unavailable(f"an image gave {item.tokens} embedding rows where the prompt holds {expected}")
+        for item, grid in zip(items, grids, strict=True):
+            if item.tokens != grid.patches:  # a wrong answer would follow; this is a bug or a foreign cache entry
+                raise Unavailable(f"an image gave {item.tokens} embedding rows where the prompt holds {grid.patches}")
         return Prepared(prompt, images, items, sampling, salt)
 
     def _fit(self, prompt: Prompt, image_tokens: int, sampling: SamplingOptions) -> SamplingOptions:

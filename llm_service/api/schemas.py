@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -80,7 +81,7 @@ class ResponseFormat(Body):
     json_schema: JsonSchema | None = None
 
 
-class GenerationRequest(Body):
+class GenerationRequest(Body, ABC):
     """What chat completions and plain ones share."""
 
     model: str
@@ -114,9 +115,9 @@ class GenerationRequest(Body):
         """Most tokens of an answer."""
         return self.max_tokens
 
+    @abstractmethod
     def _logprobs(self) -> int | None:
         """How many alternatives each token's log-probability comes with; None for no log-probabilities."""
-        return None
 
     def sampling(self) -> SamplingOptions:
         """The sampling settings in this request; what is absent keeps the engine's default.

@@ -10,7 +10,7 @@ from typing import Any
 
 from llm_service.api.access import Tenant
 from llm_service.api.chat import ModelService
-from llm_service.api.vision import NAMED, FetchedImage, unknown_image
+from llm_service.api.vision import NAMED, unknown_image
 from shared.errors import Busy, LookonceError
 from shared.items import VisionItem
 from shared.keys import file_hash
@@ -64,11 +64,11 @@ class Uploads:
             if len(self._running) >= MAX_BACKGROUND:
                 raise Busy(f"{MAX_BACKGROUND} uploads are being encoded, which is the limit; try again in a moment")
             self._failures.pop(upload, None)
-            task = asyncio.create_task(self._encode(upload, service, image))
+            task = asyncio.create_task(self._encode(upload, service, data))
             self._running[upload] = task
             task.add_done_callback(lambda _: self._running.pop(upload, None))
         size = {"width": image.header.width, "height": image.header.height, "bytes": len(data)}
-        return _body(upload, "encoding" if item is None else "cached", image.tokens(service.rule)) | size
+        return _body(upload, "encoding" if item is None else "cached", image.merged(service.rule).patches) | size
 
     async def describe(self, model: str, service: ModelService, name: str, tenant: Tenant) -> dict[str, Any]:
         """What is known of a picture: ``cached``, ``encoding``, or ``failed`` with the reason.
@@ -102,9 +102,9 @@ class Uploads:
             raise unknown_image(NAMED + name)
         return {"id": NAMED + name, "object": "image", "deleted": True}
 
-    async def _encode(self, upload: Upload, service: ModelService, image: FetchedImage) -> None:
+    async def _encode(self, upload: Upload, service: ModelService, data: bytes) -> None:
         try:
-            await service.images.resolve([image], upload.salt)
+            await service.images.encode_named(data, upload.name, upload.salt)
         except LookonceError as error:
             logger.warning("an uploaded image could not be encoded: %s", error.message)
             self._failures[upload] = error.message

@@ -16,7 +16,7 @@ from shared.fetch import ImageFetcher
 from shared.flights import FollowedFailure, SingleFlight
 from shared.images import ImageHeader, probe
 from shared.items import VisionItem
-from shared.keys import Namespace, alias_key, file_hash, salted
+from shared.keys import Namespace, alias_key, bytes_digest, salted
 from shared.sizing import Grid, SizeRule
 
 Result = TypeVar("Result")
@@ -51,12 +51,8 @@ class FetchedImage:
     header: ImageHeader
     fetch_seconds: float
 
-    def tokens(self, rule: SizeRule) -> int:
-        """Embedding rows."""
-        return rule.tokens(self.header.width, self.header.height)
-
     def merged(self, rule: SizeRule) -> Grid:
-        """Those rows as a grid."""
+        """Its embedding rows as a grid."""
         return rule.merged(self.header.width, self.header.height)
 
 
@@ -72,12 +68,8 @@ class KnownImage:
     item: VisionItem
     source: ImageSource
 
-    def tokens(self, _: SizeRule) -> int:
-        """Embedding rows."""
-        return self.item.tokens
-
     def merged(self, _: SizeRule) -> Grid:
-        """Those rows as a grid."""
+        """Its embedding rows as a grid."""
         return self.item.merged
 
 
@@ -131,7 +123,8 @@ class ImageResolver:
                     return KnownImage(item, source)
                 if source.fallback is None:
                     raise unknown_image(source.url)
-            return await self._read(source.fallback or source.url, begin)
+                return await self._read(source.fallback, begin)
+            return await self._read(source.url, begin)
         except RequestError as error:
             error.args = (f"image {place}: {error.message}",)
             error.message, error.param = error.args[0], error.param or f"messages.image_url[{place}]"
@@ -165,8 +158,12 @@ class ImageResolver:
             if image.source.fallback is None:
                 raise unknown_image(image.source.url)
             image = await self._read(image.source.fallback, time.perf_counter())
-        digest = salted(await asyncio.to_thread(file_hash, image.data), salt)
+        digest = await asyncio.to_thread(bytes_digest, image.data, salt)
         return await self._encode_shared(image.data, digest, salt, inline=True)
+
+    async def encode_named(self, data: bytes, name: str, salt: str | None) -> VisionItem:
+        """Encodes a file that is not in the cache, whose hash is known already."""
+        return await self._encode_shared(data, salted(name, salt), salt, inline=False)
 
     async def look_up(self, name: str, salt: str | None) -> VisionItem | None:
         """The item of an image that this tenant uploaded before, by its hash; None when the cache does not have it.
@@ -198,7 +195,7 @@ class ImageResolver:
         timings = {"fetch": image.fetch_seconds}
         begin = time.perf_counter()
         # 1 GB/s or more, without the interpreter lock: large uploads are hashed beside the event loop
-        digest = salted(await asyncio.to_thread(file_hash, image.data), salt)
+        digest = await asyncio.to_thread(bytes_digest, image.data, salt)
         hashed = time.perf_counter()
         timings["hash"] = hashed - begin
         item = await self._look_up(digest)

@@ -22,6 +22,7 @@ def architecture(family: Family) -> str:
 
 def register() -> None:
     """Makes the tower-free architectures and the loader known; safe to call again."""
+    _calm_llvmlite()
     from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, register_model_loader
     from vllm.model_executor.models import ModelRegistry
 
@@ -38,3 +39,14 @@ def register() -> None:
         from llm_service.vllm_plugin.loader import TowerFreeLoader
 
         register_model_loader(LOAD_FORMAT)(TowerFreeLoader)
+
+
+def _calm_llvmlite() -> None:
+    """Lets engines start on CPUs in processes that use numba (M-RoPE positions do).
+
+    vLLM looks for Triton's kernels in the attributes of all modules. llvmlite's handle answers to every name, also to
+    ``__dict__``, with a function, and the search stumbles over it. Here it gets an empty one.
+    """
+    from llvmlite.binding import ffi
+
+    ffi.lib._fntab["__dict__"] = {}

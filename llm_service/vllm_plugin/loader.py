@@ -7,7 +7,6 @@ full. This one decides tensor by tensor, before it reads. It takes safetensors o
 # mypy: allow-subclassing-any
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from shared.errors import CheckpointError
 from shared.families import family_of, read_config
 from shared.model_config import STEMS, weight_stem
+from shared.weight_index import index_name, read_index
 
 
 class TowerFreeLoader(DefaultModelLoader):
@@ -55,7 +55,7 @@ def language_tensors(folder: Path, skip: tuple[str, ...]) -> Iterator[tuple[str,
 
 
 def _index(folder: Path) -> Path:
-    return folder / f"{weight_stem(folder)}.safetensors.index.json"
+    return folder / index_name(weight_stem(folder))
 
 
 def _listed(folder: Path, skip: tuple[str, ...]) -> Iterator[tuple[Any, str]]:
@@ -83,16 +83,10 @@ def _wanted(folder: Path, skip: tuple[str, ...]) -> dict[Path, list[str] | None]
         if not files:
             raise CheckpointError(f"no safetensors file in {folder}")
         return dict.fromkeys(files)
-    try:
-        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        wanted: dict[Path, list[str] | None] = {}
-        for name, file in sorted(weight_map.items()):
-            if Path(file).name != file:
-                raise CheckpointError(f"{index} leads outside the checkpoint: {file!r}")
-            if not name.startswith(skip):
-                names = wanted.setdefault(folder / file, [])
-                assert names is not None
-                names.append(name)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"cannot read {index}: {error!r}") from error
+    wanted: dict[Path, list[str] | None] = {}
+    for name, file in sorted(read_index(index).items()):
+        if not name.startswith(skip):
+            names = wanted.setdefault(folder / file, [])
+            assert names is not None
+            names.append(name)
     return wanted

@@ -120,6 +120,14 @@ def test_a_name_with_a_fallback_needs_no_bytes_when_known(alice: httpx.Client) -
     assert answer.status_code == 200
 
 
+def test_a_fallback_is_for_names_only(alice: httpx.Client) -> None:
+    """A picture that is sent itself is the one that is seen."""
+    data, other = encoded(alice, png(7)), png(8)
+    answer = ask(alice, as_url(other), fallback=data["id"])
+    assert answer.status_code == 200
+    assert cached_tokens(answer)[0] == 0
+
+
 @pytest.mark.parametrize("name", ["", "x", 63 * "0", 64 * "g", "../" + 61 * "0", 64 * "A"])
 def test_what_is_no_hash_is_not_found(alice: httpx.Client, name: str) -> None:
     answer = ask(alice, "lookonce://" + name)

@@ -18,7 +18,8 @@ from vllm.transformers_utils.processors.nemotron_vl import (
     get_nemotron_vl_target_ratios,
 )
 
-from encoder_service.preprocess.radio import CLIP_MEAN, CLIP_STD, RadioPreprocess, tubelets
+from encoder_service.preprocess.base import CLIP_MEAN, CLIP_STD
+from encoder_service.preprocess.radio import RadioPreprocess, tubelets
 from shared.sizing import Grid, SizeRule
 from shared.sizing_radio import DynamicRule, FixedRule, NearestRule, TileRule
 from tests.encoder_service.test_preprocess import picture
