@@ -13,6 +13,7 @@ from vllm.platforms import current_platform
 from llm_service.vllm_plugin import LOAD_FORMAT
 from llm_service.vllm_plugin.overrides import tower_free
 from shared.config import CacheSettings, ModelSettings
+from shared.environment import temporary_environment
 from shared.model_config import PARAMS, config_file
 
 #: image embeddings that the connector holds or fetches at a time, bytes
@@ -42,16 +43,8 @@ def engine_environment(model: ModelSettings) -> Iterator[None]:
         # vLLM compiles a few sampling helpers even so, 20 s of C++ in the middle of the first request that wants
         # log-probabilities
         for_children["TORCHDYNAMO_DISABLE"] = "1"
-    before = {name: os.environ.get(name) for name in for_children}
-    os.environ.update(for_children)
-    try:
+    with temporary_environment(for_children):
         yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = old
 
 
 def engine_args(model: ModelSettings, cache: CacheSettings, cache_url: str) -> AsyncEngineArgs:

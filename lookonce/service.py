@@ -20,6 +20,7 @@ import psutil
 
 from shared import metrics
 from shared.config import Settings
+from shared.environment import temporary_environment
 from shared.errors import ConfigError, Unavailable
 from shared.local_redis import LocalRedis
 
@@ -124,7 +125,10 @@ def _start_ray(stack: ExitStack, settings: Settings, folder: Path, report: Repor
     handlers = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     if not address:
         stack.callback(_end_leftovers, str(folder))
-        stack.enter_context(_inherited(folder))
+        temporary = folder / "tmp"  # sockets of processes that are ended before they tidy up go with the folder
+        temporary.mkdir()
+        # what every process of the run inherits
+        stack.enter_context(temporary_environment({RUN_VARIABLE: str(folder), "TMPDIR": str(temporary)}))
     ray.init(
         address=address or "local",
         namespace="lookonce",
@@ -164,24 +168,6 @@ def _stop_serve(*, private: bool) -> None:
     drain = threading.Thread(target=serve.delete, args=(APPLICATION,), name="drain", daemon=True)
     drain.start()
     drain.join(DRAIN_SECONDS if private else None)
-
-
-@contextmanager
-def _inherited(folder: Path) -> Iterator[None]:
-    """What every process of the run inherits: the mark of the run, and temporary files that go when it ends."""
-    temporary = folder / "tmp"
-    temporary.mkdir()
-    wanted = {RUN_VARIABLE: str(folder), "TMPDIR": str(temporary)}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _end_leftovers(marker: str) -> None:

@@ -1,13 +1,16 @@
-"""A real Redis for every test that asks for one."""
+"""A real Redis for every test that asks for one, and both clients of the cache on it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 
 from shared.local_redis import LocalRedis
+from tests.shared.redis_kit import KINDS, cache_of
 
 
 @pytest.fixture
@@ -23,3 +26,22 @@ def redis_server(tmp_path: Path) -> Iterator[LocalRedis]:
 def redis_url(redis_server: LocalRedis) -> str:
     """Its URL."""
     return redis_server.url
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Which of the two clients."""
+    return str(request.param)
+
+
+@pytest.fixture
+async def cache(kind: str, redis_url: str) -> AsyncIterator[Any]:
+    """That client."""
+    async with cache_of(kind, redis_url) as made:
+        yield made
+
+
+@pytest.fixture
+def raw(redis_url: str) -> Any:
+    """Redis as somebody else sees it."""
+    return redis.Redis.from_url(redis_url)

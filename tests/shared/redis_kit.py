@@ -17,12 +17,15 @@ from blake3 import blake3
 
 from shared.cache import AsyncEmbeddingCache, EmbeddingCache
 from shared.config import CacheSettings
-from shared.keys import Namespace
+from shared.keys import Namespace, alias_key
 from shared.records import encode_record
 from shared.sizing import Grid
 
 NAMESPACE = Namespace("model", "0" * 64, "1" * 64)
 KINDS = ("loop", "threads")
+ALIAS, DIGEST = alias_key("a" * 64), "b" * 64
+#: of a record that takes more than one packet, page or system call
+LARGE = {"tokens": 256, "width": 1152}
 
 
 def key(name: object) -> str:

@@ -24,16 +24,7 @@ from shared.cache.resp import SMALL, Incoming, Outgoing, Pending, pack
 from shared.config import CacheSettings
 from shared.local_redis import LocalRedis
 from shared.records import HEADER_BYTES, decode_record
-from tests.shared.redis_kit import KINDS, cache_of, embedding, key, proxy, record
-
-LARGE = {"tokens": 256, "width": 1152}
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    """Which of the two clients."""
-    return str(request.param)
-
+from tests.shared.redis_kit import LARGE, cache_of, embedding, key, proxy, record
 
 # memory
 
