@@ -12,7 +12,7 @@ from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from PIL import Image
 from transformers import AutoProcessor
 
-from llm_service.engine_inputs import engine_input
+from llm_service.engine.inputs import engine_input
 from llm_service.prompts import Prompt, PromptBuilder, prompt_builder
 from llm_service.prompts_mistral import MistralPromptBuilder
 from shared.errors import CheckpointError, RequestError

@@ -81,7 +81,7 @@ def test_scheduler_and_worker_in_different_processes(
     flat: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with tensor parallelism: the embeddings travel in the step's metadata."""
-    from llm_service import engine as module
+    from llm_service.engine import engine as module
 
     ours = module.engine_args
     monkeypatch.setattr(module, "engine_args", lambda *args: replace(ours(*args), distributed_executor_backend="mp"))

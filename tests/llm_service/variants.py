@@ -40,8 +40,8 @@ from vllm.multimodal.inputs import (
 )
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from llm_service.engine_args import engine_args
-from llm_service.engine_inputs import _range, engine_input, sampling_params
+from llm_service.engine.args import engine_args
+from llm_service.engine.inputs import _range, engine_input, sampling_params
 from llm_service.sampling import SamplingOptions
 from llm_service.vllm_plugin import models, register
 from shared.config import CacheSettings, LanguageSettings, ModelSettings

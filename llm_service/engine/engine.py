@@ -12,10 +12,10 @@ from vllm.outputs import RequestOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from llm_service.engine_args import engine_args, engine_environment
-from llm_service.engine_inputs import engine_input, sampling_params
-from llm_service.engine_outputs import OutputReader
-from llm_service.engine_stats import StatsRecorder
+from llm_service.engine.args import engine_args, engine_environment
+from llm_service.engine.inputs import engine_input, sampling_params
+from llm_service.engine.outputs import OutputReader
+from llm_service.engine.stats import StatsRecorder
 from llm_service.messages import Chunk
 from llm_service.prompts import Prompt
 from llm_service.sampling import SamplingOptions

@@ -1,0 +1,47 @@
+"""The settings tree: one YAML file, overridden by environment variables, unknown keys refused.
+
+``LOOKONCE_HTTP__PORT=9000`` overrides ``http.port``; a list is given as JSON.
+"""
+
+from shared.config.models import (
+    Dtype,
+    EncoderSettings,
+    LanguageSettings,
+    ModelSettings,
+    PoolSettings,
+    ReplayBackend,
+    ReplaySettings,
+)
+from shared.config.section import Seconds, Section
+from shared.config.service import (
+    AccessSettings,
+    CacheSettings,
+    HttpSettings,
+    ImageSettings,
+    LogSettings,
+    RaySettings,
+    TenantSettings,
+)
+from shared.config.tree import ENV_PREFIX, Settings, load_settings
+
+__all__ = [
+    "ENV_PREFIX",
+    "AccessSettings",
+    "CacheSettings",
+    "Dtype",
+    "EncoderSettings",
+    "HttpSettings",
+    "ImageSettings",
+    "LanguageSettings",
+    "LogSettings",
+    "ModelSettings",
+    "PoolSettings",
+    "RaySettings",
+    "ReplayBackend",
+    "ReplaySettings",
+    "Seconds",
+    "Section",
+    "Settings",
+    "TenantSettings",
+    "load_settings",
+]

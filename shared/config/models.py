@@ -1,0 +1,122 @@
+"""Settings of a served model and of its two pools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from shared.config.section import Section
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+ReplayBackend = Literal["eager", "compiled", "cuda-graph"]
+
+
+class PoolSettings(Section):
+    """Replicas of one pool and what each takes from Ray.
+
+    Attributes:
+        min_replicas, max_replicas: bounds of Ray Serve's autoscaling; equal numbers switch it off.
+        target_ongoing: requests in work per replica that autoscaling aims at.
+        max_ongoing: requests that one replica takes at once.
+        num_cpus, num_gpus: Ray resources of one replica; fractions are allowed.
+    """
+
+    min_replicas: int = Field(1, ge=0)
+    max_replicas: int = Field(1, ge=1)
+    target_ongoing: float = Field(8, gt=0)
+    max_ongoing: int = Field(64, ge=1)
+    num_cpus: float = Field(1, ge=0)
+    num_gpus: float = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _bounds(self) -> PoolSettings:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}")
+        return self
+
+
+class ReplaySettings(Section):
+    """Forwards of fixed size.
+
+    Attributes:
+        backend: how the forward of a budget runs: ``eager`` as it is, ``compiled`` by torch.compile (needs a C++
+            compiler on CPU), ``cuda-graph`` captured on a CUDA device.
+        budgets: patches of each fixed size; none takes powers of two between the smallest useful picture and
+            ``max_batch_patches``, except for ``eager``, which then runs every batch at its own size.
+    """
+
+    backend: ReplayBackend = "eager"
+    budgets: tuple[Annotated[int, Field(ge=1)], ...] = ()
+
+
+class EncoderSettings(PoolSettings):
+    """One model's encoder pool.
+
+    Attributes:
+        dtype: dtype of the tower and of the stored embeddings.
+        device: torch device of each replica.
+        threads: torch threads for the tower; 0 leaves torch's default.
+        preprocess_threads: host threads for decoding and preprocessing.
+        max_batch_patches: patches in one forward, at most; a larger single image runs alone.
+        batch_wait_ms: how long a batch waits for company.
+        max_queue: images that may wait in one replica before it answers "busy".
+        replay: forwards of fixed size.
+    """
+
+    dtype: Dtype = "float32"
+    device: str = "cpu"
+    threads: int = Field(0, ge=0)
+    preprocess_threads: int = Field(2, ge=1)
+    max_batch_patches: int = Field(16384, ge=1)
+    batch_wait_ms: float = Field(2.0, ge=0)
+    max_queue: int = Field(256, ge=1)
+    replay: ReplaySettings = ReplaySettings()
+
+    @model_validator(mode="after")
+    def _device_for_backend(self) -> EncoderSettings:
+        if self.replay.backend == "cuda-graph" and not self.device.startswith("cuda"):
+            raise ValueError(f"replay.backend cuda-graph needs a CUDA device, device is {self.device}")
+        return self
+
+
+class LanguageSettings(PoolSettings):
+    """One model's language pool, handed to vLLM.
+
+    Attributes:
+        dtype: dtype of the language model.
+        max_model_len: context, tokens; None takes the checkpoint's.
+        max_num_seqs: sequences decoded together.
+        max_num_batched_tokens: tokens of one engine step; None takes vLLM's default.
+        gpu_memory_utilization: share of the GPU that vLLM may take.
+        kv_cache_gib: size of the KV cache on CPU, GiB.
+        enforce_eager: no compilation and no CUDA graphs in the engine: starts faster, decodes slower.
+        prefix_caching: vLLM's prefix cache.
+        seed: seed of the engine.
+    """
+
+    dtype: Dtype = "float32"
+    max_model_len: int | None = Field(None, ge=16)
+    max_num_seqs: int = Field(64, ge=1)
+    max_num_batched_tokens: int | None = Field(None, ge=16)
+    gpu_memory_utilization: float = Field(0.85, gt=0, le=1)
+    kv_cache_gib: int = Field(1, ge=1)
+    enforce_eager: bool = True
+    prefix_caching: bool = True
+    seed: int = 0
+
+
+class ModelSettings(Section):
+    """One served model.
+
+    Attributes:
+        name: the name that clients send.
+        checkpoint: folder of the checkpoint; a relative path is relative to the YAML file.
+        encoder, language: its two pools.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")
+    checkpoint: Path
+    encoder: EncoderSettings = EncoderSettings()
+    language: LanguageSettings = LanguageSettings()

@@ -1,0 +1,137 @@
+"""Settings that all models share: cache, images, HTTP, access, Ray, logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from shared.config.section import Seconds, Section
+
+
+class CacheSettings(Section):
+    """The embedding cache.
+
+    Attributes:
+        url: ``redis://``, ``rediss://`` or ``unix://`` URL; None starts a private Redis on a unix socket.
+        private_maxmemory_mib: memory of that private Redis, MiB; least recently used entries go first.
+        timeout: deadline of one operation, seconds.
+        ttl: life of an entry, seconds; None leaves it to eviction.
+        lease: how long one encoder may work on an image before another takes over, seconds.
+    """
+
+    url: str | None = None
+    private_maxmemory_mib: int = Field(512, ge=16)
+    timeout: Seconds = 0.5
+    ttl: Seconds | None = None
+    lease: Seconds = 30.0
+
+
+class ImageSettings(Section):
+    """Limits on images, all checked before memory is spent.
+
+    Attributes:
+        max_per_request: images in one request.
+        max_bytes: encoded size of one image, bytes.
+        max_pixels: width × height of one image; Isaac's own ceiling is 60 megapixels.
+        max_request_pixels: sum over the images of one request.
+        max_frames: frames of an animation.
+        fetch_timeout: seconds for one URL, redirects included.
+        max_redirects: hops.
+        allow_private_hosts: permit URLs that lead to loopback, private or link-local addresses.
+        allowed_hosts: when not empty, only these host names (exact, or ``.example.org`` for subdomains).
+        file_roots: folders below which ``file://`` URLs may be read; none by default.
+    """
+
+    max_per_request: int = Field(16, ge=1)
+    max_bytes: int = Field(32 << 20, ge=1)
+    max_pixels: int = Field(60_000_000, ge=1)
+    max_request_pixels: int = Field(240_000_000, ge=1)
+    max_frames: int = Field(1000, ge=1)
+    fetch_timeout: Seconds = 10.0
+    max_redirects: int = Field(5, ge=0)
+    allow_private_hosts: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    file_roots: tuple[Path, ...] = ()
+
+
+class HttpSettings(Section):
+    """The HTTP endpoint.
+
+    Attributes:
+        host, port: address to listen on.
+        max_body_bytes: request body limit.
+        max_concurrent: requests in work at once; more are answered 429.
+        request_timeout: deadline of one request, seconds.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    max_body_bytes: int = Field(64 << 20, ge=1)
+    max_concurrent: int = Field(512, ge=1)
+    request_timeout: Seconds = 120.0
+
+
+class TenantSettings(Section):
+    """Somebody who may ask, known by API keys. Tenants share neither cache entries nor their timing.
+
+    Attributes:
+        name: shown in logs.
+        keys: SHA-256 of each API key, hex, as ``lookonce key`` prints it; the keys themselves stand nowhere.
+        salt: mixed into the identity of the tenant's images; None takes the name. Tenants of one salt share images.
+        models: names of the models that it may use; empty for all.
+        requests_per_minute: rate limit over all its keys; None for none.
+        admin: whether its keys open ``/metrics`` and ``/v1/status``.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    keys: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = Field(min_length=1)
+    salt: str | None = Field(None, min_length=1)
+    models: tuple[str, ...] = ()
+    requests_per_minute: float | None = Field(None, gt=0)
+    admin: bool = False
+
+
+class AccessSettings(Section):
+    """Who may ask.
+
+    Attributes:
+        tenants: with none, everybody who reaches the port may ask, and all share one cache.
+        cors_origins: web origins whose pages may call the API.
+    """
+
+    tenants: tuple[TenantSettings, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+
+    @field_validator("tenants")
+    @classmethod
+    def _distinct(cls, tenants: tuple[TenantSettings, ...]) -> tuple[TenantSettings, ...]:
+        for what, values in (
+            ("tenant names", [tenant.name for tenant in tenants]),
+            ("API keys of tenants", [key for tenant in tenants for key in tenant.keys]),
+        ):
+            if len(set(values)) < len(values):
+                raise ValueError(f"{what} must differ")
+        return tenants
+
+
+class RaySettings(Section):
+    """Where the actors run.
+
+    Attributes:
+        address: an existing cluster (``auto`` or ``ray://…``); None starts a private one on this machine.
+        num_cpus: logical CPUs of the private cluster.
+        object_store_mib: its object store, MiB.
+    """
+
+    address: str | None = None
+    num_cpus: int = Field(8, ge=1)
+    object_store_mib: int = Field(256, ge=80)
+
+
+class LogSettings(Section):
+    """Structured logs: one JSON object a line, or plain text."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    json_lines: bool = False
