@@ -10,6 +10,8 @@ LookonceError
 ├── Unavailable (503)         a pool or a dependency is down; likewise
 ├── DeadlineExceeded (504)
 ├── EmbeddingLost (internal)  an entry vanished between the check and its use: encode again
+├── StorageError (507)        a disk that is full or broken; what was written before is whole
+├── InUse (409)               somebody else works on the same files
 ├── CheckpointError           a checkpoint that cannot be loaded; names the file and the tensor
 └── ConfigError               a setting that cannot be used; names it
 """
@@ -158,6 +160,20 @@ class EmbeddingLost(LookonceError):
     def __init__(self, message: str, *, keys: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.keys = keys
+
+
+class StorageError(LookonceError):
+    """A disk that is full or broken."""
+
+    status = 507
+    code = "storage"
+
+
+class InUse(LookonceError):
+    """Another process works on the same files."""
+
+    status = 409
+    code = "in_use"
 
 
 class CheckpointError(LookonceError):
