@@ -98,7 +98,7 @@ def test_another_prompt_is_another_job_and_says_what_differs(tmp_path: Path) -> 
     with ShardStore(tmp_path / "job", JOB, JsonLines()):
         pass
     other = ShardStore(tmp_path / "job", JOB | {"prompt": "What is it?"}, JsonLines())
-    with pytest.raises(ConfigError, match="prompt was .Describe the picture..*is .What is it") as caught, other:
+    with pytest.raises(ConfigError, match=r"prompt was .Describe the picture..*is .What is it") as caught, other:
         pass
     assert "model" not in caught.value.message
     assert fingerprint(JOB) != other.fingerprint
@@ -106,7 +106,7 @@ def test_another_prompt_is_another_job_and_says_what_differs(tmp_path: Path) -> 
 
 def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").write_bytes(b"")
-    with pytest.raises(ConfigError, match="holiday.jpg"), ShardStore(tmp_path, JOB, JsonLines()):
+    with pytest.raises(ConfigError, match=r"holiday\.jpg"), ShardStore(tmp_path, JOB, JsonLines()):
         pass
     assert (tmp_path / "holiday.jpg").exists()
 
