@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lookonce.caption import Caption, write_captions
 from lookonce.client import Answer, Client, data_url
+from lookonce.commands.top import top
 from lookonce.report import answer_table
 from lookonce.service import free_port, interruptible, running
 from shared import log
@@ -30,6 +31,8 @@ FAILED, PARTLY_FAILED = 1, 3
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 out = Console()
 err = Console(stderr=True)
+
+app.command()(top)
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="YAML file with the settings.")]
 Url = Annotated[str | None, typer.Option(help="A running service; without it one is started for this command.")]

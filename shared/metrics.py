@@ -69,7 +69,16 @@ GEMM_RATE = Gauge(
     multiprocess_mode="livemax",
 )
 CACHE_OPERATIONS = Counter("lookonce_cache_operations", "Cache operations by outcome", ["operation", "outcome"])
+ENCODER_DEATHS = Counter("lookonce_encoder_deaths", "Images in work when their encoder process died", ["model"])
+QUARANTINED = Counter("lookonce_quarantined", "Refusals of images in quarantine", ["model"])
+RESUBMITTED = Counter("lookonce_resubmitted", "Answers begun again because their replica died", ["model"])
 EMBEDDINGS_LOST = Counter("lookonce_embeddings_lost", "Entries that vanished before their use", ["model"])
+
+
+def start_at_zero(model: str) -> None:
+    """Shows counters of rare events from the start, so that their first one is a step that alerts can see."""
+    for counter in (ENCODER_DEATHS, QUARANTINED, RESUBMITTED, EMBEDDINGS_LOST):
+        counter.labels(model)
 
 
 def render() -> tuple[bytes, str]:

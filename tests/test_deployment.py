@@ -25,7 +25,7 @@ def filled(text: str) -> str:
 
 def test_only_http_is_published() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
-    assert {filled(port) for port in ports} == {"8000:8000"}
+    assert {filled(port) for port in ports} == {"8000:8000", "127.0.0.1:3000:3000"}
 
 
 @pytest.mark.parametrize("name", OURS)
