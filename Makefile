@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/demo.yaml
 
-.PHONY: help setup demo serve test test-slow test-gpu bench bench-encoder bench-mrope bench-cache lint format clean
+.PHONY: help setup demo serve test test-slow test-gpu chaos bench bench-encoder bench-mrope bench-cache lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,9 @@ test: setup lint  ## lint, types, and every test that is not marked slow
 
 test-slow: setup  ## the slow tests
 	@$(BIN)/python -m pytest -m 'slow and not gpu' --timeout 1800
+
+chaos: setup  ## mixed load while processes are killed, LOOKONCE_CHAOS_SECONDS (1200) long
+	@LOOKONCE_CHAOS_SECONDS=$${LOOKONCE_CHAOS_SECONDS:-1200} $(BIN)/python -m pytest -m slow -s tests/service/failures/test_chaos.py
 
 test-gpu: setup  ## tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu

@@ -49,10 +49,10 @@ class EncoderReplica:
         """Namespace of this model's cache keys."""
         return (await self._started()).identity()
 
-    async def encode(self, data: bytes, request_id: str, salt: str | None, inline: bool) -> VisionItem:
+    async def encode(self, data: bytes, request_id: str, salt: str | None, inline: bool, again: bool) -> VisionItem:
         """See :meth:`EncoderEngine.encode`."""
         log.request_id.set(request_id)
-        return await (await self._started()).encode(data, salt=salt, inline=inline)
+        return await (await self._started()).encode(data, salt=salt, inline=inline, again=again)
 
     async def parameter_names(self) -> list[str]:
         """Names of all parameters that this replica holds."""
@@ -61,6 +61,11 @@ class EncoderReplica:
     async def stats(self) -> dict[str, float]:
         """Plain counters of the engine."""
         return dict((await self._started()).stats())
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What :mod:`lookonce.autoscaling` reckons with; called by Serve."""
+        stats = (await self._started()).stats()
+        return {"images": stats["in_work"], "patches": stats["patches_in_work"]}
 
     async def check_health(self) -> None:
         """Encodes a small picture and compares bits; raising makes Serve replace the replica."""

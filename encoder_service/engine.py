@@ -147,6 +147,7 @@ class EncoderEngine:
         *,
         salt: str | None = None,
         inline: bool = False,
+        again: bool = False,
         priority: Priority = Priority.INTERACTIVE,
     ) -> VisionItem:
         """Finds or makes the embedding of an image file.
@@ -155,6 +156,7 @@ class EncoderEngine:
             data: the encoded file.
             salt: of the tenant; embeddings are never shared across salts.
             inline: put the record into the item even when the cache holds it.
+            again: encode whatever the cache and other encoders' leases say: the process that held the lease died.
             priority: who waits for it.
 
         Raises:
@@ -165,7 +167,7 @@ class EncoderEngine:
         """
         pipeline = self._require().pipeline
         self._stats.requests += 1
-        outcome = await pipeline.run(data, salt, priority, fresh=False)
+        outcome = await pipeline.run(data, salt, priority, fresh=again)
         record = outcome.record
         if inline and record is None:
             record = await pipeline.store.fetch(outcome.item.key)
@@ -191,10 +193,12 @@ class EncoderEngine:
     def stats(self) -> dict[str, float]:
         """Plain counters, what is in work now, and the share of a plain matrix product's rate that forwards reach."""
         stats, running = self._stats, self._running
+        mean = stats.patches / stats.images if stats.images else 0.0  # of an image whose own number nobody knows here
         return dataclasses.asdict(stats) | {
             "in_work": self._room.places_taken,
             "waiting": len(self._room),
             "waiting_patches": self._room.patches,
+            "patches_in_work": self._room.patches + mean * (self._room.places_taken - len(self._room)),
             "pixels_held": running.pipeline.reader.gate.held if running else 0,
             "gemm_share": running.work.share(stats.patches + stats.padding_patches, stats.encode_seconds)
             if running

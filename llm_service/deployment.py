@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 
 from llm_service.messages import Chunk
 from llm_service.prompts import Prompt
 from llm_service.sampling import SamplingOptions
 from shared import log
 from shared.config import ModelSettings, Settings
+from shared.errors import ReplicaLost
 from shared.items import VisionItem
+
+logger = logging.getLogger(__name__)
 
 
 class LanguageReplica:
@@ -28,6 +34,8 @@ class LanguageReplica:
         log.configure(settings.log)
         self._engine = LanguageEngine(model, settings.cache, cache_url)
         self._started = False
+        self._stopping = False
+        self._in_work = 0
 
     async def reconfigure(self, _: object) -> None:
         """Called by Serve once before the replica counts as ready: starts the engine."""
@@ -40,9 +48,14 @@ class LanguageReplica:
     ) -> AsyncIterator[Chunk]:
         """See :meth:`LanguageEngine.generate`."""
         log.request_id.set(request_id)
-        async with aclosing(self._engine.generate(request_id, prompt, items, sampling)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        self._in_work += 1
+        try:
+            with self._ending_when_lost():
+                async with aclosing(self._engine.generate(request_id, prompt, items, sampling)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+        finally:
+            self._in_work -= 1
 
     async def parameter_names(self) -> list[str]:
         """Names of all parameters that this replica holds."""
@@ -52,10 +65,32 @@ class LanguageReplica:
         """Running and waiting requests, KV use."""
         return dict(self._engine.stats())
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What :mod:`lookonce.autoscaling` reckons with; called by Serve."""
+        # the engine's own figures are of its last step, and stay as they were then when it has nothing to do
+        kv_use = self._engine.stats()["kv_cache_usage"] if self._in_work else 0.0
+        return {"requests": float(self._in_work), "kv_use": kv_use}
+
     async def check_health(self) -> None:
-        """Raises when the engine is dead; Serve then replaces the replica."""
+        """Makes a token now and then; raising makes Serve replace the replica."""
         if self._started:
-            await self._engine.check_health()
+            with self._ending_when_lost():
+                await self._engine.check_health()
+
+    @contextmanager
+    def _ending_when_lost(self) -> Iterator[None]:
+        """Ends the process with its engine: one that can only refuse is the quickest of all, and would draw requests.
+
+        Callers see the death and ask another replica.
+        """
+        try:
+            yield
+        except ReplicaLost:
+            if not self._stopping:
+                logger.error("the engine is dead; its replica ends")
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise
 
     async def __del__(self) -> None:
+        self._stopping = True
         await self._engine.stop()

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from encoder_service.deployment import EncoderReplica
 from llm_service.api.app import create_app
@@ -19,9 +20,11 @@ from llm_service.api.ray_pools import RayEncoderPool, RayLanguagePool
 from llm_service.api.vision import ImageResolver
 from llm_service.deployment import LanguageReplica
 from llm_service.prompts import prompt_builder
-from shared import log
+from lookonce.autoscaling import EncoderPolicy, LanguagePolicy
+from lookonce.routing import AffinityRouter
+from shared import log, metrics
 from shared.cache import AsyncEmbeddingCache
-from shared.config import ModelSettings, PoolSettings, Settings
+from shared.config import EncoderSettings, LanguageSettings, ModelSettings, PoolSettings, Settings
 from shared.families import context_length, size_rule
 from shared.fetch import ImageFetcher
 
@@ -53,8 +56,10 @@ def build(settings: Settings, cache_url: str) -> Application:
     """
     pools = []
     for model in settings.models:
-        encoder = _deployment(EncoderReplica, encoder_name(model), model.encoder)
-        language = _deployment(LanguageReplica, language_name(model), model.language)
+        encoder = _deployment(EncoderReplica, encoder_name(model), model.encoder, _encoder_policy(model.encoder))
+        language = _deployment(
+            LanguageReplica, language_name(model), model.language, _language_policy(model.language)
+        ).options(request_router_config=_router(model.language))
         pools += [encoder.bind(settings, model, cache_url), language.bind(settings, model, cache_url)]
 
     def asgi() -> FastAPI:  # Serve wants a plain function here
@@ -63,7 +68,7 @@ def build(settings: Settings, cache_url: str) -> Application:
     ingress = serve.deployment(
         serve.ingress(asgi)(),
         name=INGRESS,
-        num_replicas=1,
+        num_replicas=settings.http.replicas,
         max_ongoing_requests=settings.http.max_concurrent + 16,  # room for health checks and metrics under full load
         ray_actor_options={"num_cpus": 0},
         health_check_period_s=HEALTH_PERIOD_S,
@@ -73,7 +78,22 @@ def build(settings: Settings, cache_url: str) -> Application:
     return ingress.bind(*pools)
 
 
-def _deployment(replica: type, name: str, pool: PoolSettings) -> serve.Deployment:
+def _encoder_policy(pool: EncoderSettings) -> AutoscalingPolicy:
+    return AutoscalingPolicy(policy_function=EncoderPolicy, policy_kwargs={"target_patches": pool.target_patches})
+
+
+def _language_policy(pool: LanguageSettings) -> AutoscalingPolicy:
+    targets = {"target_requests": pool.target_ongoing, "target_kv_use": pool.target_kv_use}
+    return AutoscalingPolicy(policy_function=LanguagePolicy, policy_kwargs=targets)
+
+
+def _router(pool: LanguageSettings) -> RequestRouterConfig:
+    return RequestRouterConfig(
+        request_router_class=AffinityRouter, request_router_kwargs={"slack": pool.affinity_slack}
+    )
+
+
+def _deployment(replica: type, name: str, pool: PoolSettings, policy: AutoscalingPolicy) -> serve.Deployment:
     options: dict[str, Any] = {
         "name": name,
         "max_ongoing_requests": pool.max_ongoing,
@@ -87,11 +107,15 @@ def _deployment(replica: type, name: str, pool: PoolSettings) -> serve.Deploymen
     if pool.min_replicas == pool.max_replicas:
         options["num_replicas"] = pool.min_replicas
     else:
-        options["autoscaling_config"] = {
-            "min_replicas": pool.min_replicas,
-            "max_replicas": pool.max_replicas,
-            "target_ongoing_requests": pool.target_ongoing,
-        }
+        options["autoscaling_config"] = AutoscalingConfig(
+            min_replicas=pool.min_replicas,
+            max_replicas=pool.max_replicas,
+            initial_replicas=pool.initial_replicas,
+            upscale_delay_s=pool.upscale_delay,
+            downscale_delay_s=pool.downscale_delay,
+            look_back_period_s=pool.load_window,
+            policy=policy,
+        )
     return serve.deployment(replica, **options)
 
 
@@ -117,10 +141,11 @@ async def _connect(settings: Settings, cache_url: str) -> AsyncIterator[Backend]
 def _service(
     settings: Settings, model: ModelSettings, cache: AsyncEmbeddingCache, fetcher: ImageFetcher
 ) -> ModelService:
-    encoder = RayEncoderPool(serve.get_deployment_handle(encoder_name(model), APPLICATION))
-    language = RayLanguagePool(serve.get_deployment_handle(language_name(model), APPLICATION))
+    metrics.start_at_zero(model.name)
+    encoder = RayEncoderPool(serve.get_deployment_handle(encoder_name(model), APPLICATION), model.encoder)
+    language = RayLanguagePool(serve.get_deployment_handle(language_name(model), APPLICATION), model.language)
     return ModelService(
-        ImageResolver(encoder, cache, fetcher, settings.images),
+        ImageResolver(encoder, cache, fetcher, settings.images, model.name),
         language,
         prompt_builder(model.checkpoint),
         size_rule(model.checkpoint),

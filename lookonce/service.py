@@ -38,6 +38,11 @@ REPLICA_ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TOKENIZERS_PARALLELISM": "false",
+    # a replica that fails its health checks does not get to finish anything
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+    # how often pools tell their load, seconds; Serve's default would make autoscaling 10 s late
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+    "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
 }
 
 
@@ -106,6 +111,9 @@ def _start_ray(stack: ExitStack, settings: Settings, folder: Path, report: Repor
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray's workers run at niceness 15 by default: any other process on the machine would starve the service
     os.environ.setdefault("RAY_worker_niceness", "0")
+    for name, value in REPLICA_ENVIRONMENT.items():
+        if name.startswith("RAY_SERVE_"):  # read once, when Serve is imported
+            os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
     # "token authentication is enabled" is good news that nobody asked for
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)

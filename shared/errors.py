@@ -5,9 +5,11 @@ LookonceError
 │   ├── BadImage, ImageTooLarge, TooManyImages, FetchFailed, ContextTooLong
 │   ├── Unauthorized (401)
 │   ├── UnknownModel, UnknownImage (404)
-│   └── PayloadTooLarge (413)
+│   ├── PayloadTooLarge (413)
+│   └── QuarantinedImage (422)
 ├── Busy (429)                try again after ``retry_after`` seconds
 ├── Unavailable (503)         a pool or a dependency is down; likewise
+│   └── ReplicaLost           the process that worked on the request died; the ingress asks another one
 ├── DeadlineExceeded (504)
 ├── EmbeddingLost (internal)  an entry vanished between the check and its use: encode again
 ├── StorageError (507)        a disk that is full or broken; what was written before is whole
@@ -109,6 +111,13 @@ class PayloadTooLarge(RequestError):
     code = "payload_too_large"
 
 
+class QuarantinedImage(RequestError):
+    """An image whose encoding ended a process more than once; it is refused for a while."""
+
+    status = 422
+    code = "image_quarantined"
+
+
 class RetryableError(LookonceError):
     """The service is at fault, for now.
 
@@ -136,6 +145,10 @@ class Unavailable(RetryableError):
     status = 503
     code = "unavailable"
     kind = "service_unavailable_error"
+
+
+class ReplicaLost(Unavailable):
+    """The process that worked on the request died, or its engine did. Another one may do it from the beginning."""
 
 
 class DeadlineExceeded(LookonceError):

@@ -118,6 +118,11 @@ def alias_key(file_digest: str) -> str:
     return f"lookonce:alias:{DECODE_VERSION}:{file_digest}"
 
 
+def strikes_key(model: str, file_digest: str) -> str:
+    """Redis key that counts the processes of a model's encoder pool that died over a file."""
+    return f"lookonce:strikes:{model}:{file_digest}"
+
+
 def seal_alias(alias: str, digest: str) -> bytes:
     """What stands in Redis under an alias: the picture's digest, and a seal that fits this alias alone."""
     seal = blake3(f"{alias} {digest}".encode(), derive_key_context=_ALIAS_CONTEXT).hexdigest(16)

@@ -56,3 +56,14 @@ def test_every_setting_is_in_the_documents() -> None:
     sections += [config.RaySettings, config.LogSettings]
     missing = [name for section in sections for name in section.model_fields if f"`{name}`" not in text]
     assert missing == []
+
+
+def test_every_test_named_in_the_documents_exists() -> None:
+    named = {found for path in DOCUMENTS for found in re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", path.read_text())}
+    assert named, "failures.md names tests"
+    assert [f"{file}::{name}" for file, name in sorted(named) if f"def {name}(" not in (ROOT / file).read_text()] == []
+
+
+def test_every_failure_has_its_test() -> None:
+    rows = [line for line in (ROOT / "docs" / "failures.md").read_text().splitlines() if line.startswith("| ")]
+    assert [row for row in rows[1:] if not re.search(r"`tests/[\w/]+\.py::test_\w+` \|$", row)] == []

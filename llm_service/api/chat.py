@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -12,12 +12,15 @@ from llm_service.api.vision import ImageResolver, ImageSource, RequestImage, gat
 from llm_service.messages import Chunk
 from llm_service.prompts import Prompt, PromptBuilder
 from llm_service.sampling import SamplingOptions
-from shared.errors import ContextTooLong, EmbeddingLost, Unavailable
+from shared import metrics
+from shared.errors import ContextTooLong, EmbeddingLost, ReplicaLost, Unavailable
 from shared.items import VisionItem
 from shared.sizing import SizeRule
 
 #: tries of one request whose embedding vanished; the second carries its embeddings inside, so it needs no luck
 MAX_ATTEMPTS = 2
+#: replicas that one request may be given to; a prompt that ends engines must not end them all
+MAX_REPLICAS = 3
 
 
 @dataclass(frozen=True)
@@ -104,23 +107,54 @@ class ModelService:
             )
         return sampling if wanted else sampling.model_copy(update={"max_tokens": room})
 
-    async def generate(self, request_id: str, chat: Prepared) -> AsyncGenerator[Chunk, None]:
+    async def collect(self, request_id: str, chat: Prepared) -> list[Chunk]:
+        """The whole answer. Nothing of it goes out before, so it survives a replica's death in its middle as well."""
+        chunks: list[Chunk] = []
+        async with aclosing(self.generate(request_id, chat, restart=chunks.clear)) as stream:
+            async for chunk in stream:
+                chunks.append(chunk)
+        return chunks
+
+    async def generate(
+        self, request_id: str, chat: Prepared, *, restart: Callable[[], None] | None = None
+    ) -> AsyncGenerator[Chunk, None]:
         """Streams the answer. Closing the generator aborts it in the engine.
 
-        An embedding that vanished from the cache is encoded again and sent inside the request, if no token went out.
+        An embedding that vanished from the cache is encoded again and sent inside the request. An answer whose replica
+        died before its first chunk begins again in another one.
+
+        Args:
+            request_id: told to the engine.
+            chat: what to answer.
+            restart: forgets the chunks so far; with it an answer begins again whenever its replica dies.
+
+        Raises:
+            ReplicaLost: too many replicas died, or one did in the middle of an answer.
         """
         items = chat.items
-        for attempt in range(1, MAX_ATTEMPTS + 1):
+        lost = deaths = 0
+        while True:
+            started = False
             try:
-                stream = self.language.generate(f"{request_id}-{attempt}", chat.prompt, items, chat.sampling)
+                stream = self.language.generate(f"{request_id}-{lost + deaths + 1}", chat.prompt, items, chat.sampling)
                 async with aclosing(stream) as chunks:  # type: ignore[type-var]
                     async for chunk in chunks:
+                        started = True
                         yield chunk
                 return
-            except EmbeddingLost as lost:
-                if attempt == MAX_ATTEMPTS:
-                    raise Unavailable("image embeddings kept vanishing from the cache; try again") from lost
+            except EmbeddingLost as error:
+                lost += 1
+                metrics.EMBEDDINGS_LOST.labels(self.images.model).inc()
+                if lost == MAX_ATTEMPTS:
+                    raise Unavailable("image embeddings kept vanishing from the cache; try again") from error
                 items = await self._inline(chat, items)
+            except ReplicaLost:
+                deaths += 1
+                if deaths == MAX_REPLICAS or (started and restart is None):
+                    raise
+                if restart is not None:
+                    restart()
+                metrics.RESUBMITTED.labels(self.images.model).inc()
 
     async def _inline(self, chat: Prepared, items: Sequence[VisionItem]) -> list[VisionItem]:
         again = [self.images.encode_inline(image, chat.salt) for image in chat.images]

@@ -17,6 +17,7 @@ from llm_service.api.access import Tenant
 from llm_service.api.chat import ModelService, Prepared
 from llm_service.api.responses import ChatWriter, TextWriter, Writer, error_body, report_body, usage_body
 from llm_service.api.schemas import ChatCompletionRequest, CompletionRequest
+from llm_service.api.vision import gather_or_cancel
 from llm_service.messages import Chunk, EngineUsage
 from shared import metrics
 from shared.cache import AsyncEmbeddingCache
@@ -122,8 +123,7 @@ class Endpoint:
             try:
                 async with asyncio.timeout(self._settings.request_timeout):
                     prepared = await service.prepare(request, tenant.salt)
-                    async with aclosing(_generated(service, prepared)) as stream:
-                        chunks = [chunk async for chunk in stream]
+                    chunks = await _collected(service, prepared)
             except TimeoutError as error:
                 raise self._late() from error
         usage, items = _final_usage(chunks, prepared), _items(prepared)
@@ -206,6 +206,19 @@ async def _prepend(first: str, rest: AsyncGenerator[str, None]) -> AsyncIterator
             yield event
 
 
+async def _collected(service: ModelService, prepared: Sequence[Prepared]) -> list[Chunk]:
+    """All chunks of all prompts, numbered as in :func:`_generated`."""
+    if len(prepared) == 1:
+        return await service.collect(request_id.get(), prepared[0])
+    names = [f"{request_id.get()}-p{number}" for number in range(len(prepared))]
+    answers = await gather_or_cancel([service.collect(*named) for named in zip(names, prepared, strict=True)])
+    return [
+        replace(chunk, index=number * prompt.sampling.n + chunk.index)
+        for number, (prompt, chunks) in enumerate(zip(prepared, answers, strict=True))
+        for chunk in chunks
+    ]
+
+
 async def _generated(service: ModelService, prepared: Sequence[Prepared]) -> AsyncGenerator[Chunk, None]:
     """Chunks of all prompts as they come; a prompt's answers are numbered after those of the prompts before it."""
     if len(prepared) == 1:
@@ -246,7 +259,7 @@ def _items(prepared: Sequence[Prepared]) -> list[VisionItem]:
 
 
 def _final_usage(chunks: Sequence[Chunk], prepared: Sequence[Prepared]) -> EngineUsage:
-    """Counts over all prompts; times of the one that ended last."""
+    """Counts over all prompts; times of one of them."""
     usages = [chunk.usage for chunk in chunks if chunk.usage is not None]
     if len(usages) < len(prepared):
         return EngineUsage(sum(len(p.prompt.token_ids) for p in prepared), sum(len(c.token_ids) for c in chunks))

@@ -32,16 +32,23 @@ class EncoderPool(Protocol):
     async def status(self) -> PoolStatus:
         """How the pool fares."""
 
+    async def ready(self) -> bool:
+        """Whether a request would find a replica, or wake one."""
+
     async def identity(self) -> Namespace:
         """Namespace of this pool's cache keys."""
 
-    async def encode(self, data: bytes, *, salt: str | None, inline: bool) -> VisionItem:
+    async def encode(self, data: bytes, *, salt: str | None, inline: bool, again: bool = False) -> VisionItem:
         """Encodes an image file, or finds it in the cache.
 
         Args:
             data: the encoded file (JPEG, PNG, …).
             salt: tenant salt of the cache key.
             inline: put the record into the answer even if it is in the cache.
+            again: a process died over it: its lease on the image does not count.
+
+        Raises:
+            ReplicaLost: the process died; it may have been another image's fault.
         """
 
 
@@ -51,6 +58,9 @@ class LanguagePool(Protocol):
     async def status(self) -> PoolStatus:
         """How the pool fares."""
 
+    async def ready(self) -> bool:
+        """Whether a request would find a replica, or wake one."""
+
     def generate(
         self, request_id: str, prompt: Prompt, items: list[VisionItem], sampling: SamplingOptions
     ) -> AsyncIterator[Chunk]:
@@ -58,4 +68,5 @@ class LanguagePool(Protocol):
 
         Raises:
             EmbeddingLost: before the first chunk, when a cache entry vanished.
+            ReplicaLost: the process died, at whatever point.
         """

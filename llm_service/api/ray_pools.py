@@ -1,9 +1,9 @@
-"""The two pools over Ray Serve handles: errors unwrapped, dead replicas retried, cancellation passed on."""
+"""The two pools over Ray Serve handles: errors unwrapped, deaths told as such, cancellation passed on."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any, TypeVar
 
 from ray import serve
@@ -15,15 +15,21 @@ from llm_service.api.pools import PoolStatus
 from llm_service.messages import Chunk
 from llm_service.prompts import Prompt
 from llm_service.sampling import SamplingOptions
-from shared.errors import Busy, LookonceError, Unavailable
+from shared.config import PoolSettings
+from shared.errors import Busy, LookonceError, ReplicaLost, Unavailable
 from shared.items import VisionItem
 from shared.keys import Namespace
 from shared.log import request_id
 
-#: encoding twice gives the same bytes, so a call whose replica died is simply made again
-MAX_ENCODE_ATTEMPTS = 3
+#: for a question whose answer never changes, so a call whose replica died is simply made again
+MAX_IDENTITY_ATTEMPTS = 3
 #: a replica that is too busy to count is left out of the status
 STATS_SECONDS = 1.0
+#: Serve's name of the state in which a replica takes requests
+RUNNING = "RUNNING"
+
+#: what a call through a handle may raise
+FAULTS = (RayTaskError, RayActorError, BackPressureError, DeploymentUnavailableError)
 
 Answer = TypeVar("Answer")
 
@@ -36,39 +42,50 @@ def translated(error: Exception, pool: str) -> LookonceError:
         return error
     if isinstance(error, BackPressureError):
         return Busy(f"the {pool} pool's queue is full; try again in a moment")
-    if isinstance(error, RayActorError | DeploymentUnavailableError):
-        return Unavailable(f"a replica of the {pool} pool died; it is being replaced", retry_after=5)
+    if isinstance(error, RayActorError):
+        return ReplicaLost(f"a replica of the {pool} pool died; it is being replaced", retry_after=5)
+    if isinstance(error, DeploymentUnavailableError):
+        return Unavailable(f"the {pool} pool has no replica that could start; the log has the details", retry_after=5)
     return LookonceError(f"the {pool} pool failed; the log has the details")
 
 
 class RayEncoderPool:
     """:class:`EncoderPool` over a Serve handle."""
 
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+    def __init__(self, handle: DeploymentHandle[Any], settings: PoolSettings) -> None:
         self._handle = handle
+        self._settings = settings
 
     async def status(self) -> PoolStatus:
         """See :meth:`EncoderPool.status`."""
         return await _status(self._handle)
 
+    async def ready(self) -> bool:
+        """See :meth:`EncoderPool.ready`."""
+        return await _ready(self._handle, self._settings)
+
     async def identity(self) -> Namespace:
         """See :meth:`EncoderPool.identity`."""
-        return await self._call(lambda: self._handle.identity.remote())
-
-    async def encode(self, data: bytes, *, salt: str | None, inline: bool) -> VisionItem:
-        """See :meth:`EncoderPool.encode`."""
-        return await self._call(lambda: self._handle.encode.remote(data, request_id.get(), salt, inline))
-
-    async def _call(self, call: Callable[[], Any]) -> Any:
-        for attempt in range(1, MAX_ENCODE_ATTEMPTS + 1):
+        for attempt in range(1, MAX_IDENTITY_ATTEMPTS + 1):
             try:
-                return await _cancellable(call())
-            except RayActorError as error:
-                if attempt == MAX_ENCODE_ATTEMPTS:
-                    raise translated(error, "encoder") from error
-            except (RayTaskError, BackPressureError, DeploymentUnavailableError) as error:
-                raise translated(error, "encoder") from error
+                namespace: Namespace = await _call(self._handle.identity.remote())
+                return namespace
+            except ReplicaLost:
+                if attempt == MAX_IDENTITY_ATTEMPTS:
+                    raise
         raise AssertionError("unreachable")
+
+    async def encode(self, data: bytes, *, salt: str | None, inline: bool, again: bool = False) -> VisionItem:
+        """See :meth:`EncoderPool.encode`."""
+        item: VisionItem = await _call(self._handle.encode.remote(data, request_id.get(), salt, inline, again))
+        return item
+
+
+async def _call(response: Awaitable[Any]) -> Any:
+    try:
+        return await _cancellable(response)
+    except FAULTS as error:
+        raise translated(error, "encoder") from error
 
 
 async def _cancellable(response: Awaitable[Answer]) -> Answer:
@@ -82,26 +99,41 @@ async def _cancellable(response: Awaitable[Answer]) -> Answer:
 
 async def _status(handle: DeploymentHandle[Any]) -> PoolStatus:
     """Replica counts from Serve's controller, and one replica's figures if one answers in time."""
-    overview = await asyncio.to_thread(serve.status)
-    deployment = overview.applications[handle.app_name].deployments[handle.deployment_name]
-    replicas = {str(getattr(state, "value", state)): number for state, number in deployment.replica_states.items()}
+    replicas = await _replicas(handle)
+    if not replicas.get(RUNNING):  # asking would wake one
+        return PoolStatus(replicas, {})
     try:
         async with asyncio.timeout(STATS_SECONDS):
             return PoolStatus(replicas, await _cancellable(handle.stats.remote()))
-    except (TimeoutError, RayTaskError, RayActorError, BackPressureError, DeploymentUnavailableError):
+    except (TimeoutError, *FAULTS):
         return PoolStatus(replicas, {})
+
+
+async def _replicas(handle: DeploymentHandle[Any]) -> dict[str, int]:
+    overview = await asyncio.to_thread(serve.status)
+    deployment = overview.applications[handle.app_name].deployments[handle.deployment_name]
+    return {str(getattr(state, "value", state)): number for state, number in deployment.replica_states.items()}
+
+
+async def _ready(handle: DeploymentHandle[Any], settings: PoolSettings) -> bool:
+    return settings.min_replicas == 0 or bool((await _replicas(handle)).get(RUNNING))
 
 
 class RayLanguagePool:
     """:class:`LanguagePool` over a Serve handle."""
 
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+    def __init__(self, handle: DeploymentHandle[Any], settings: PoolSettings) -> None:
         self._whole = handle
         self._handle = handle.options(stream=True)
+        self._settings = settings
 
     async def status(self) -> PoolStatus:
         """See :meth:`LanguagePool.status`."""
         return await _status(self._whole)
+
+    async def ready(self) -> bool:
+        """See :meth:`LanguagePool.ready`."""
+        return await _ready(self._whole, self._settings)
 
     async def generate(
         self, request_id: str, prompt: Prompt, items: list[VisionItem], sampling: SamplingOptions
@@ -113,7 +145,7 @@ class RayLanguagePool:
             async for chunk in stream:
                 yield chunk
             finished = True
-        except (RayTaskError, RayActorError, BackPressureError, DeploymentUnavailableError) as error:
+        except FAULTS as error:
             finished = True
             raise translated(error, "language") from error
         finally:

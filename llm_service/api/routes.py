@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, File, Form, Query, Request, UploadFile
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel
 
 from llm_service.api.access import Access, Tenant
 from llm_service.api.chat import ModelService
 from llm_service.api.endpoint import Endpoint
 from llm_service.api.schemas import ChatCompletionRequest, CompletionRequest
-from llm_service.api.status import service_status
+from llm_service.api.status import service_status, unready
 from llm_service.api.uploads import Uploads
 from shared import metrics
-from shared.errors import RequestError
+from shared.errors import RequestError, Unavailable
 
 PAGE = Path(__file__).parent / "page.html"
 
@@ -178,6 +178,14 @@ async def status(state: StateOf, _: Administrator) -> dict[str, Any]:
 async def healthz() -> dict[str, str]:
     """Answers while the ingress lives."""
     return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def readyz(state: StateOf) -> Response:
+    """Answers 200 while every pool has a replica that takes requests, or starts one when asked; else 503."""
+    if missing := await unready(state.endpoint):
+        raise Unavailable(f"{len(missing)} pools have no replica that takes requests", retry_after=5)
+    return JSONResponse({"status": "ready"})
 
 
 @router.get("/metrics")

@@ -18,6 +18,17 @@ async def service_status(endpoint: Endpoint) -> dict[str, Any]:
     return {"models": bodies, "cache": _cache(info)}
 
 
+async def unready(endpoint: Endpoint) -> list[str]:
+    """Names of the pools in which no replica would take a request."""
+    pools = {
+        f"{kind}:{name}": pool
+        for name, service in endpoint.services.items()
+        for kind, pool in (("encoder", service.images.encoder), ("language", service.language))
+    }
+    ready = await asyncio.gather(*(pool.ready() for pool in pools.values()))
+    return [name for name, good in zip(pools, ready, strict=True) if not good]
+
+
 async def _model(name: str, service: ModelService) -> dict[str, Any]:
     encoder, language = await asyncio.gather(service.images.encoder.status(), service.language.status())
     return {"name": name, "encoder": _pool(encoder), "language": _pool(language), "images": _images(name)}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from llm_service.api.pools import EncoderPool
+from llm_service.api.quarantine import Quarantine
 from shared.cache import AsyncEmbeddingCache
 from shared.config import ImageSettings
 from shared.errors import ImageTooLarge, RequestError, TooManyImages, UnknownImage
@@ -84,9 +85,16 @@ class ImageResolver:
     """
 
     def __init__(
-        self, encoder: EncoderPool, cache: AsyncEmbeddingCache, fetcher: ImageFetcher, limits: ImageSettings
+        self,
+        encoder: EncoderPool,
+        cache: AsyncEmbeddingCache,
+        fetcher: ImageFetcher,
+        limits: ImageSettings,
+        model: str,
     ) -> None:
         self.encoder = encoder
+        self.model = model
+        self._quarantine = Quarantine(model, cache, limits)
         self._cache = cache
         self._fetcher = fetcher
         self._limits = limits
@@ -221,7 +229,9 @@ class ImageResolver:
         name = f"{digest}:{inline}"
 
         async def encode() -> VisionItem:
-            return await self.encoder.encode(data, salt=salt, inline=inline)
+            return await self._quarantine.guard(
+                digest, lambda again: self.encoder.encode(data, salt=salt, inline=inline, again=again)
+            )
 
         joined = name in self._flights
         try:
@@ -230,7 +240,7 @@ class ImageResolver:
             if isinstance(failure.error, RequestError):
                 raise failure.error from failure
             joined = False  # somebody else's bad luck is not remembered: this request tries for itself
-            item = await self.encoder.encode(data, salt=salt, inline=inline)
+            item = await encode()
         return replace(item, cached=True, timings={}) if joined else item
 
 

@@ -22,10 +22,13 @@ from llm_service.sampling import SamplingOptions
 from llm_service.vllm_plugin import register
 from llm_service.vllm_plugin.loader import check_language_tensors
 from shared.config import CacheSettings, ModelSettings
-from shared.errors import ContextTooLong, EmbeddingLost, RequestError, Unavailable
+from shared.errors import ContextTooLong, EmbeddingLost, ReplicaLost, RequestError, Unavailable
 from shared.items import VisionItem
 
 logger = logging.getLogger(__name__)
+
+#: what health asks for: any token after any token
+_PROBE, _ONE = Prompt([0]), SamplingOptions(max_tokens=1, temperature=0, ignore_eos=True)
 
 
 class LanguageEngine:
@@ -43,6 +46,7 @@ class LanguageEngine:
         self._cache_url = cache_url
         self._llm: AsyncLLM | None = None
         self._stats = StatsRecorder()
+        self._healthy_at = 0
 
     async def start(self) -> None:
         """Loads the model; takes seconds to minutes.
@@ -95,7 +99,8 @@ class LanguageEngine:
             RequestError: the request is at fault; ContextTooLong when it does not fit.
             EmbeddingLost: embeddings are not in the cache; raised before the first chunk only. Encode again and send
                 the records in the items.
-            Unavailable: the engine is dead, or an embedding went missing in the middle of an answer.
+            ReplicaLost: the engine is dead.
+            Unavailable: an embedding went missing in the middle of an answer.
         """
         llm = self._running()
         self._check_length(prompt, items, sampling)
@@ -110,7 +115,7 @@ class LanguageEngine:
         except VLLMClientError as error:
             raise RequestError(str(error)) from error
         except EngineDeadError as error:
-            raise Unavailable("the language engine has stopped; try again", retry_after=5) from error
+            raise ReplicaLost("the language engine has stopped; try again", retry_after=5) from error
         except EngineGenerateError as error:
             cause = error.__cause__
             if isinstance(cause, ValueError):
@@ -118,11 +123,23 @@ class LanguageEngine:
             raise Unavailable("the language engine failed on this request; try again") from error
 
     async def check_health(self) -> None:
-        """Raises :class:`Unavailable` when the engine is dead."""
+        """Makes one token, unless steps since the last check show as much. The caller bounds the time.
+
+        Raises:
+            ReplicaLost: the engine is dead.
+            Unavailable: it does not run.
+        """
+        llm, steps = self._running(), self._stats.steps
         try:
-            await self._running().check_health()
+            await llm.check_health()
+            if steps == self._healthy_at:
+                request = f"health-{steps}"
+                async with aclosing(llm.generate(engine_input(_PROBE, (), 0), sampling_params(_ONE), request)) as probe:
+                    async for _ in probe:
+                        pass
         except EngineDeadError as error:
-            raise Unavailable("the language engine has stopped") from error
+            raise ReplicaLost("the language engine has stopped") from error
+        self._healthy_at = self._stats.steps
 
     def stats(self) -> Mapping[str, float]:
         """Running and waiting requests, KV cache use, as of the engine's last step."""

@@ -16,6 +16,8 @@ class StatsRecorder:
     """Keeps the newest scheduler figures of one engine."""
 
     def __init__(self) -> None:
+        #: of the engine since its start
+        self.steps = 0
         self._latest: dict[str, float] = {"running": 0, "waiting": 0, "kv_cache_usage": 0.0}
 
     def latest(self) -> dict[str, float]:
@@ -24,6 +26,7 @@ class StatsRecorder:
 
     def update(self, stats: SchedulerStats) -> None:
         """Takes the figures of one step."""
+        self.steps += 1
         self._latest = {
             "running": stats.num_running_reqs,
             "waiting": stats.num_waiting_reqs,

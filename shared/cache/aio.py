@@ -118,6 +118,14 @@ class AsyncEmbeddingCache:
         """Deletes entries; returns how many there were."""
         return await self._run("delete", self._operations.delete(keys), 0)
 
+    async def count_up(self, key: str, life: float) -> int | None:
+        """Adds one to a counter that lives for ``life`` seconds more; None when Redis does not count."""
+        return await self._run("count", self._operations.count_up(key, life), None)
+
+    async def counted(self, key: str) -> int | None:
+        """What a counter says; None when Redis does not."""
+        return await self._run("count", self._operations.counted(key), None)
+
     async def claim(self, key: str, owner: str) -> bool:
         """Takes the lease on making this embedding.
 

@@ -137,6 +137,16 @@ class Operations:
         (deleted,) = yield [("UNLINK", *names)]
         return _number(deleted)
 
+    def count_up(self, key: str, life: float) -> Steps[int | None]:
+        """Adds one to a counter, which lives for that many seconds from now."""
+        reply, _ = yield [("INCR", key), ("PEXPIRE", key, _milliseconds(life))]
+        return _number(reply)
+
+    def counted(self, key: str) -> Steps[int | None]:
+        """What a counter says; 0 where there is none, or where the key holds something else."""
+        (reply,) = yield [("GET", key)]
+        return int(reply) if isinstance(reply, bytes) and reply.isdigit() else 0
+
     def claim(self, key: str, owner: str) -> Steps[bool]:
         """Takes the lease. A Redis that refuses writes refuses leases first: then everybody may work."""
         (taken,) = yield [("SET", lease_key(key), owner, "NX", "PX", self._lease)]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from shared.config.section import Section
+from shared.config.section import Seconds, Section
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 ReplayBackend = Literal["eager", "compiled", "cuda-graph"]
@@ -17,15 +17,21 @@ class PoolSettings(Section):
     """Replicas of one pool and what each takes from Ray.
 
     Attributes:
-        min_replicas, max_replicas: bounds of Ray Serve's autoscaling; equal numbers switch it off.
-        target_ongoing: requests in work per replica that autoscaling aims at.
+        min_replicas, max_replicas: bounds of autoscaling; equal numbers switch it off. 0 lets an idle pool end all its
+            replicas; the next request waits for one to start.
+        initial_replicas: at the start; None takes ``min_replicas``.
+        upscale_delay, downscale_delay: seconds for which more, or fewer, replicas must be wanted.
+        load_window: seconds over which a pool's load is averaged.
         max_ongoing: requests that one replica takes at once.
         num_cpus, num_gpus: Ray resources of one replica; fractions are allowed.
     """
 
     min_replicas: int = Field(1, ge=0)
     max_replicas: int = Field(1, ge=1)
-    target_ongoing: float = Field(8, gt=0)
+    initial_replicas: int | None = Field(None, ge=0)
+    upscale_delay: float = Field(3.0, ge=0)
+    downscale_delay: float = Field(300.0, ge=0)
+    load_window: Seconds = 10.0
     max_ongoing: int = Field(64, ge=1)
     num_cpus: float = Field(1, ge=0)
     num_gpus: float = Field(0, ge=0)
@@ -34,6 +40,8 @@ class PoolSettings(Section):
     def _bounds(self) -> PoolSettings:
         if self.min_replicas > self.max_replicas:
             raise ValueError(f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}")
+        if self.initial_replicas is not None and not self.min_replicas <= self.initial_replicas <= self.max_replicas:
+            raise ValueError(f"initial_replicas {self.initial_replicas} is not between min_replicas and max_replicas")
         return self
 
 
@@ -62,6 +70,7 @@ class EncoderSettings(PoolSettings):
         max_batch_patches: patches in one forward, at most; a larger single image runs alone.
         batch_wait_ms: how long a batch waits for company.
         max_queue: images that may wait in one replica before it answers "busy".
+        target_patches: patches taken on and not yet encoded, per replica, that autoscaling aims at.
         replay: forwards of fixed size.
     """
 
@@ -72,6 +81,7 @@ class EncoderSettings(PoolSettings):
     max_batch_patches: int = Field(16384, ge=1)
     batch_wait_ms: float = Field(2.0, ge=0)
     max_queue: int = Field(256, ge=1)
+    target_patches: int = Field(32768, ge=1)
     replay: ReplaySettings = ReplaySettings()
 
     @model_validator(mode="after")
@@ -94,6 +104,10 @@ class LanguageSettings(PoolSettings):
         enforce_eager: no compilation and no CUDA graphs in the engine: starts faster, decodes slower.
         prefix_caching: vLLM's prefix cache.
         seed: seed of the engine.
+        target_ongoing: running and waiting requests per replica that autoscaling aims at.
+        target_kv_use: share of the KV cache in use per replica that autoscaling aims at, 0 to 1.
+        affinity_slack: requests that the replica which has seen an image or a prefix may have more than the least
+            loaded one before others get such requests too.
     """
 
     dtype: Dtype = "float32"
@@ -105,6 +119,9 @@ class LanguageSettings(PoolSettings):
     enforce_eager: bool = True
     prefix_caching: bool = True
     seed: int = 0
+    target_ongoing: float = Field(32, gt=0)
+    target_kv_use: float = Field(0.8, gt=0, le=1)
+    affinity_slack: int = Field(8, ge=0)
 
 
 class ModelSettings(Section):

@@ -42,6 +42,8 @@ class ImageSettings(Section):
         allow_private_hosts: permit URLs that lead to loopback, private or link-local addresses.
         allowed_hosts: when not empty, only these host names (exact, or ``.example.org`` for subdomains).
         file_roots: folders below which ``file://`` URLs may be read; none by default.
+        quarantine_after: encoder processes that may die over one image; then it is refused (422).
+        quarantine_seconds: how long these deaths are remembered.
     """
 
     max_per_request: int = Field(16, ge=1)
@@ -54,6 +56,8 @@ class ImageSettings(Section):
     allow_private_hosts: bool = False
     allowed_hosts: tuple[str, ...] = ()
     file_roots: tuple[Path, ...] = ()
+    quarantine_after: int = Field(2, ge=1)
+    quarantine_seconds: Seconds = 3600.0
 
 
 class HttpSettings(Section):
@@ -62,13 +66,15 @@ class HttpSettings(Section):
     Attributes:
         host, port: address to listen on.
         max_body_bytes: request body limit.
-        max_concurrent: requests in work at once; more are answered 429.
+        replicas: processes that answer HTTP; limits of requests and rates count in each by itself.
+        max_concurrent: requests in work at once in each of them; more are answered 429.
         request_timeout: deadline of one request, seconds.
     """
 
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     max_body_bytes: int = Field(64 << 20, ge=1)
+    replicas: int = Field(1, ge=1)
     max_concurrent: int = Field(512, ge=1)
     request_timeout: Seconds = 120.0
 

@@ -60,8 +60,11 @@ class EngineEncoderPool:
     async def identity(self) -> Namespace:
         return self.engine.identity()
 
-    async def encode(self, data: bytes, *, salt: str | None, inline: bool) -> VisionItem:
-        return await self.engine.encode(data, salt=salt, inline=inline)
+    async def encode(self, data: bytes, *, salt: str | None, inline: bool, again: bool = False) -> VisionItem:
+        return await self.engine.encode(data, salt=salt, inline=inline, again=again)
+
+    async def ready(self) -> bool:
+        return True
 
     async def status(self) -> PoolStatus:
         return PoolStatus({"RUNNING": 1}, self.engine.stats())
@@ -77,6 +80,9 @@ class EngineLanguagePool:
         self, request_id: str, prompt: Prompt, items: list[VisionItem], sampling: SamplingOptions
     ) -> AsyncIterator[Chunk]:
         return self.engine.generate(request_id, prompt, items, sampling)
+
+    async def ready(self) -> bool:
+        return True
 
     async def status(self) -> PoolStatus:
         return PoolStatus({"RUNNING": 1}, dict(self.engine.stats()))
@@ -101,7 +107,7 @@ def serving(folder: Path, access: AccessSettings, checkpoint: Path = ROOT / "mod
         encoder, language = EncoderEngine(model, images, cache), LanguageEngine(model, settings, redis.url)
         try:
             await asyncio.gather(encoder.start(), language.start())
-            resolver = ImageResolver(EngineEncoderPool(encoder), cache, fetcher, images)
+            resolver = ImageResolver(EngineEncoderPool(encoder), cache, fetcher, images, MODEL)
             pool, rule = EngineLanguagePool(language), size_rule(model.checkpoint)
             service = ModelService(resolver, pool, prompt_builder(model.checkpoint), rule, MAX_MODEL_LEN)
             yield Backend({MODEL: service}, cache)
