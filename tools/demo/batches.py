@@ -10,15 +10,16 @@ import torch
 from PIL import Image
 from transformers import PreTrainedTokenizerFast
 
-from encoder_service.preprocess.isaac import IsaacPreprocess
+from encoder_service.preprocess.base import Preprocess
 from llm_service.mrope import GridOrigin, ImageSpan, positions
 from shared.sizing import Grid
 from tools.demo import questions
-from tools.demo.pictures import COLOURS, DIGIT_SHARE, KINDS, RULE, Scene, Split, draw, pick_size
+from tools.demo.design import MERGE, Design
+from tools.demo.pictures import COLOURS, DIGIT_SHARE, KINDS, Scene, Split, draw, pick_size
 from tools.demo.questions import Question
 
 USER, ANSWER = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
-END, PAD, IMAGE = "<|im_end|>", "<|endoftext|>", "<|image_pad|>"
+END, PAD = "<|im_end|>", "<|endoftext|>"
 COLOUR_NAMES = tuple(COLOURS)
 IGNORE = -100
 
@@ -38,15 +39,19 @@ class Pictures:
     scenes: list[Scene]
 
     @classmethod
-    def of(cls, drawn: Sequence[tuple[Image.Image, Scene]]) -> Pictures:
+    def of(cls, drawn: Sequence[tuple[Image.Image, Scene]], preprocess: Preprocess) -> Pictures:
         """Packs pictures of one size."""
-        preprocess = IsaacPreprocess(RULE)
         cut = [preprocess.patches(torch.from_numpy(np.array(picture))) for picture, _ in drawn]
         return cls(torch.cat([patches for patches, _ in cut]), cut[0][1], [scene for _, scene in drawn])
 
+    @property
+    def merged(self) -> Grid:
+        """Grid of tokens of each."""
+        return Grid(self.grid.height // MERGE, self.grid.width // MERGE)
+
     def labels(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Per token: what kind of thing covers its middle (0: none, else 1 + index) and its colour's index or -100."""
-        rows, columns = self.grid.height // 2, self.grid.width // 2
+        rows, columns = self.merged
         kinds = np.zeros((len(self.scenes), rows, columns), dtype=np.int64)
         colours = np.full((len(self.scenes), rows, columns), IGNORE, dtype=np.int64)
         y, x = (np.arange(rows) + 0.5) / rows, (np.arange(columns) + 0.5) / columns
@@ -66,7 +71,7 @@ class Pictures:
         Returns:
             float32 ``[2, tokens]``, 0 or 1: each thing and each cell has one token of its own.
         """
-        rows, columns = self.grid.height // 2, self.grid.width // 2
+        rows, columns = self.merged
         out = np.zeros((2, len(self.scenes), rows, columns), dtype=np.float32)
         for index, scene in enumerate(self.scenes):
             for _, (left, top, right, bottom) in scene.boxes:
@@ -79,11 +84,11 @@ class Pictures:
     def extents(self) -> torch.Tensor:
         """Per token how many rows and columns of cells its picture has, less 1: int64 ``[2, tokens]``."""
         extents = torch.tensor([[scene.rows - 1, scene.columns - 1] for scene in self.scenes])
-        return extents.T.repeat_interleave(self.grid.patches // 4, dim=1)
+        return extents.T.repeat_interleave(self.merged.patches, dim=1)
 
     def places(self) -> torch.Tensor:
         """Per token the row and column of the cell that it lies in: int64 ``[2, tokens]``."""
-        height, width = self.grid.height // 2, self.grid.width // 2
+        height, width = self.merged
         y, x = (np.arange(height) + 0.5) / height, (np.arange(width) + 0.5) / width
         out = np.empty((2, len(self.scenes), height, width), dtype=np.int64)
         for index, scene in enumerate(self.scenes):
@@ -103,7 +108,7 @@ class Pictures:
             another place. So nothing that the tower knows about places helps, only the positions that the language
             model gives to its tokens.
         """
-        rows, columns = self.grid.height // 2, self.grid.width // 2
+        rows, columns = self.merged
         flips = rng.random((len(self.scenes), 2)) < 0.5
         shaped = embeddings.view(len(self.scenes), rows, columns, -1)
         turned = [
@@ -120,10 +125,10 @@ def draw_pictures(
     limit: int = 3,
     crowding: float = 0.0,
     digits: float = DIGIT_SHARE,
-) -> Pictures:
+) -> list[tuple[Image.Image, Scene]]:
     """Draws pictures of one random size, with at most ``limit`` rows and columns."""
     size = pick_size(rng)
-    return Pictures.of([draw(int(rng.integers(2**62)), split, size, limit, crowding, digits) for _ in range(number)])
+    return [draw(int(rng.integers(2**62)), split, size, limit, crowding, digits) for _ in range(number)]
 
 
 @dataclass(frozen=True)
@@ -151,14 +156,18 @@ class BatchMaker:
 
     Args:
         tokenizer: the demo tokenizer.
+        design: of the model; says how an image is written.
         flat_positions: plain 1-D positions instead of M-RoPE, to see how much the model leans on them.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, *, flat_positions: bool = False) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, design: Design, *, flat_positions: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
-        self._flat = flat_positions
+        self._design = design
+        self._flat = flat_positions or not design.grid_positions
         self._ids: dict[str, list[int]] = {}
-        self.image, self.end, self._pad = (tokenizer.convert_tokens_to_ids(token) for token in (IMAGE, END, PAD))
+        self.image, self.end, self._pad = (tokenizer.convert_tokens_to_ids(token) for token in (design.image, END, PAD))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, special tokens recognised."""
@@ -170,13 +179,19 @@ class BatchMaker:
         """Text of token ids, special tokens left out."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
-    def prompt(self, merged: tuple[int, int], text: str) -> tuple[list[int], np.ndarray, int]:
+    def images(self, merged: Grid, number: int, first: int) -> tuple[list[int], list[ImageSpan]]:
+        """Ids of images with this grid of tokens, and where they stand if the first of them begins at ``first``."""
+        one = self._tokenizer.convert_tokens_to_ids(self._design.image_tokens(merged))
+        return one * number, [ImageSpan(first + i * len(one), 1, *merged) for i in range(number)]
+
+    def prompt(self, merged: Grid, text: str) -> tuple[list[int], np.ndarray, int]:
         """Ids, positions ``[3, L]`` and decoding delta of a question about one image with this grid of tokens."""
         before = self.encode(USER)
-        ids = [*before, *([self.image] * (merged[0] * merged[1])), *self.encode(text + ANSWER)]
+        image, spans = self.images(merged, 1, len(before))
+        ids = [*before, *image, *self.encode(text + ANSWER)]
         if self._flat:
             return ids, self._positions(len(ids), []), 0
-        return ids, *positions(len(ids), [ImageSpan(len(before), 1, *merged)], GridOrigin.ZERO)
+        return ids, *positions(len(ids), spans, GridOrigin.ZERO)
 
     def _positions(self, length: int, spans: list[ImageSpan]) -> np.ndarray:
         if self._flat:
@@ -186,9 +201,8 @@ class BatchMaker:
     def shared_prefix(self, pictures: Pictures, images: int, asked: list[list[Question]]) -> Batch:
         """Images first, then blocks of question and answer that see the images and themselves only."""
         prefix = self.encode(USER)
-        merged = Grid(pictures.grid.height // 2, pictures.grid.width // 2)
-        spans = [ImageSpan(len(prefix) + i * merged.patches, 1, *merged) for i in range(images)]
-        head = [*prefix, *([self.image] * (images * merged.patches))]
+        ids, spans = self.images(pictures.merged, images, len(prefix))
+        head = [*prefix, *ids]
         head_positions = self._positions(len(head) + 1, spans)
         base = int(head_positions[0, -1])
         rows = []
@@ -202,13 +216,13 @@ class BatchMaker:
 
     def text_first(self, pictures: Pictures, asked: list[Question]) -> Batch:
         """The question before the image, one question each."""
-        merged = Grid(pictures.grid.height // 2, pictures.grid.width // 2)
         rows = []
         for question in asked:
             before, after = self.encode(USER + question.text), self.encode(ANSWER)
             answer = self.encode(question.answer) + self.encode(END)
-            head = [*before, *([self.image] * merged.patches), *after]
-            whole = self._positions(len(head) + len(answer), [ImageSpan(len(before), 1, *merged)])
+            image, spans = self.images(pictures.merged, 1, len(before))
+            head = [*before, *image, *after]
+            whole = self._positions(len(head) + len(answer), spans)
             row = _Row(head[:-1], whole[:, : len(head) - 1])
             row.add(head[-1:], answer, whole[0, len(head) - 1 :], 0, question)
             rows.append(row)
@@ -217,12 +231,13 @@ class BatchMaker:
     def turns(self, pictures: Pictures, asked: list[list[Question]]) -> Batch:
         """A conversation: every question sees the ones before it."""
         prefix = self.encode(USER)
-        merged = Grid(pictures.grid.height // 2, pictures.grid.width // 2)
-        head = [*prefix, *([self.image] * merged.patches)]
+        image, spans = self.images(pictures.merged, 1, len(prefix))
+        head = [*prefix, *image]
+        places = self._positions(len(head) + 1, spans)
         rows = []
         for questions_of_row in asked:
-            row = _Row(head, self._positions(len(head) + 1, [ImageSpan(len(prefix), 1, *merged)])[:, :-1])
-            base = int(self._positions(len(head) + 1, [ImageSpan(len(prefix), 1, *merged)])[0, -1])
+            row = _Row(head, places[:, :-1])
+            base = int(places[0, -1])
             for turn, question in enumerate(questions_of_row):
                 opening = "" if turn == 0 else "\n" + USER
                 before, after = self.encode(opening + question.text + ANSWER), self.encode(question.answer + END)

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from shared.sizing import Grid
 from tools.demo import questions, tokenizer
-from tools.demo.batches import BatchMaker, ask_all, draw_pictures
+from tools.demo.batches import BatchMaker, Pictures, ask_all, draw_pictures
 
 if TYPE_CHECKING:
     from tools.demo.model import DemoModel
@@ -51,7 +52,7 @@ def exact_answers(
     rng = np.random.default_rng(seed)
     right: dict[str, list[float]] = defaultdict(list)
     for _ in range(0, pictures, BATCH):
-        drawn = draw_pictures(rng, BATCH, "held-out")
+        drawn = Pictures.of(draw_pictures(rng, BATCH, "held-out"), model.design.preprocess)
         embeddings = model.embed(drawn)
         pairs = list(zip(drawn.scenes[::2], drawn.scenes[1::2], strict=True))
         batches = [
@@ -69,9 +70,7 @@ def exact_answers(
                     said = maker.decode(guesses.tolist())
                     if decode and not exact:
                         image = embeddings.view(BATCH, -1, embeddings.shape[-1])[row]
-                        said = answer(
-                            model, maker, image, (drawn.grid.height // 2, drawn.grid.width // 2), question.text
-                        )
+                        said = answer(model, maker, image, drawn.merged, question.text)
                     right["cells"].append(cell_accuracy(said, question.answer))
     model.train()
     figures = {kind: float(np.mean(right[kind])) for kind in (*questions.KIND_NAMES, "cells")}
@@ -80,7 +79,7 @@ def exact_answers(
     return figures
 
 
-def answer(model: DemoModel, maker: BatchMaker, image: torch.Tensor, merged: tuple[int, int], text: str) -> str:
+def answer(model: DemoModel, maker: BatchMaker, image: torch.Tensor, merged: Grid, text: str) -> str:
     """Greedy answer, token by token, to a question about one image.
 
     Args:
@@ -127,7 +126,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model = DemoModel.from_checkpoint(options.checkpoint) if options.checkpoint else DemoModel.from_run(options.run)
-    maker = BatchMaker(tokenizer.build(), flat_positions=options.positions == "1d")
+    maker = BatchMaker(tokenizer.build(model.design), model.design, flat_positions=options.positions == "1d")
     figures = exact_answers(model, maker, options.pictures, options.seed, decode=True)
     for kind, value in figures.items():
         print(f"{kind:10s} {100 * value:5.1f} %")

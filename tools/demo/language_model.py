@@ -1,4 +1,4 @@
-"""A small Qwen3 with M-RoPE in plain torch, for training; parameter names are those of the checkpoint."""
+"""A small Qwen3 with M-RoPE, or a Mistral, in plain torch for training; parameter names are those of the checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class LanguageConfig:
-    """Sizes of the language model."""
+    """Sizes of the language model; ``normalised``: queries and keys, as in Qwen3."""
 
     vocabulary: int = 512
     width: int = 192
@@ -22,6 +22,7 @@ class LanguageConfig:
     hidden: int = 512
     rope_theta: float = 10000.0
     norm_eps: float = 1e-6
+    normalised: bool = True
 
     @property
     def mrope_section(self) -> tuple[int, int, int]:
@@ -48,7 +49,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with normalised queries and keys."""
+    """Grouped-query attention."""
 
     def __init__(self, config: LanguageConfig) -> None:
         super().__init__()
@@ -58,8 +59,9 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.width, config.key_heads * dim, bias=False)
         self.v_proj = nn.Linear(config.width, config.key_heads * dim, bias=False)
         self.o_proj = nn.Linear(config.heads * dim, config.width, bias=False)
-        self.q_norm = nn.RMSNorm(dim, eps=config.norm_eps)
-        self.k_norm = nn.RMSNorm(dim, eps=config.norm_eps)
+        self.q_norm, self.k_norm = (
+            nn.RMSNorm(dim, eps=config.norm_eps) if config.normalised else nn.Identity() for _ in range(2)
+        )
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """``[B, L, width]`` in and out; ``mask`` ``[B, 1, L, L]``, true where attention is allowed."""

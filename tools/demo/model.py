@@ -1,4 +1,4 @@
-"""The demo model as one module for training: the product's tower and a small language model."""
+"""A demo model as one module for training: the product's tower and a small language model."""
 
 from __future__ import annotations
 
@@ -10,18 +10,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 from encoder_service.checkpoints import load_encoder
-from encoder_service.towers.base import Plan
-from encoder_service.towers.isaac import IsaacTower, IsaacTowerConfig
-from encoder_service.towers.layers import merge_index
+from shared.families import family_of, read_config
 from tools.demo.batches import IGNORE, Batch, Pictures
-from tools.demo.language_model import LanguageConfig, LanguageModel
+from tools.demo.design import DESIGNS, ISAAC, PIXTRAL, Design
+from tools.demo.language_model import LanguageModel
 from tools.demo.pictures import COLOURS, KINDS
-from tools.demo.starts import start_as_convolution
+from tools.demo.tensors import language_tensors
 
-TOWER = IsaacTowerConfig(
-    width=128, layers=4, heads=4, hidden=384, patch_size=16, position_side=16, merge=2, output_width=192
-)
-LANGUAGE = LanguageConfig()
 #: most rows and most columns of a picture
 MOST_ROWS = 3
 #: the block of the language model after which every image token should know its row and column
@@ -35,22 +30,23 @@ def _below(prefix: str, state: dict[str, torch.Tensor]) -> dict[str, torch.Tenso
 class DemoModel(nn.Module):
     """Tower, language model, and auxiliary heads that are dropped at export."""
 
-    def __init__(self) -> None:
+    def __init__(self, design: Design) -> None:
         super().__init__()
-        self.tower = IsaacTower(TOWER)
-        self.language = LanguageModel(LANGUAGE)
-        self.kind_head = nn.Linear(LANGUAGE.width, 1 + len(KINDS))
-        self.colour_head = nn.Linear(LANGUAGE.width, len(COLOURS))
-        self.extent_heads = nn.ModuleList(nn.Linear(LANGUAGE.width, MOST_ROWS) for _ in range(2))
-        self.middle_head = nn.Linear(LANGUAGE.width, 2)
-        self.place_heads = nn.ModuleList(nn.Linear(LANGUAGE.width, MOST_ROWS) for _ in range(2))
-        start_as_convolution(self.tower)
+        self.design = design
+        self.tower = design.make_tower()
+        self.language = LanguageModel(design.language)
+        width = design.language.width
+        self.kind_head = nn.Linear(width, 1 + len(KINDS))
+        self.colour_head = nn.Linear(width, len(COLOURS))
+        self.extent_heads = nn.ModuleList(nn.Linear(width, MOST_ROWS) for _ in range(2))
+        self.middle_head = nn.Linear(width, 2)
+        self.place_heads = nn.ModuleList(nn.Linear(width, MOST_ROWS) for _ in range(2))
 
     @classmethod
     def from_run(cls, run: Path) -> DemoModel:
         """The model of a training run; the auxiliary heads are random."""
-        model = cls()
-        state = torch.load(run / "state.pt", weights_only=True)["model"]
+        saved = torch.load(run / "state.pt", weights_only=True)
+        model, state = cls(DESIGNS[saved.get("design", "isaac")]), saved["model"]
         model.tower.load_state_dict(_below("tower.", state))
         model.language.load_state_dict(_below("language.", state))
         return model
@@ -58,25 +54,17 @@ class DemoModel(nn.Module):
     @classmethod
     def from_checkpoint(cls, checkpoint: Path) -> DemoModel:
         """An exported model, read back as the services read it; the auxiliary heads are random."""
-        model = cls()
+        model = cls(ISAAC if family_of(read_config(checkpoint)).name == ISAAC.name else PIXTRAL)
         model.tower.load_state_dict(load_encoder(checkpoint, "float32").tower.state_dict())
         tensors = load_file(checkpoint / "model.safetensors")
-        language = {name: tensor.float() for name, tensor in tensors.items() if "vision_embedding" not in name}
-        model.language.load_state_dict(language)
+        model.language.load_state_dict(language_tensors(model.design, tensors))
         return model
 
     def embed(self, pictures: Pictures) -> torch.Tensor:
-        """Embeddings ``[pictures · tokens, width]``, differentiable through the resized position table."""
-        number = len(pictures.scenes)
-        grids = [pictures.grid] * number
-        # not tower.plan: its positions are cached without gradients
-        extras = {
-            "positions": self.tower.resize_positions(pictures.grid).repeat(number, 1),
-            "merge_index": merge_index(grids, self.tower.merge),
-        }
-        bounds = torch.arange(number + 1, dtype=torch.int32) * pictures.grid.patches
-        plan = Plan(bounds, pictures.grid.patches, extras)
-        return self.tower(pictures.patches, plan)
+        """Embeddings ``[pictures · tokens, width]``, differentiable."""
+        grids = [pictures.grid] * len(pictures.scenes)
+        embeddings: torch.Tensor = self.tower(pictures.patches, self.design.plan(self.tower, grids))
+        return embeddings
 
     def auxiliary_loss(self, embeddings: torch.Tensor, pictures: Pictures) -> tuple[torch.Tensor, float]:
         """What each token is asked directly, so that the tower learns before the answers do.

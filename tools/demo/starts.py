@@ -13,6 +13,7 @@ import math
 import torch
 
 from encoder_service.towers.isaac import IsaacBlock, IsaacTower
+from encoder_service.towers.pixtral import PixtralBlock, PixtralTower
 
 Offset = tuple[int, int]
 
@@ -26,6 +27,8 @@ OFFSETS: tuple[tuple[Offset, ...], ...] = (
 #: how sharply each block's heads look there at first
 SHARPNESS = (2.6, 2.6, 2.0, 1.4)
 AMPLITUDE = 1.0
+#: the same for rotated queries and keys
+ROTARY_SHARPNESS = 1.4
 #: wavelengths, in patches
 LONGEST, SHORTEST = 40.0, 3.0
 
@@ -72,3 +75,26 @@ def start_as_convolution(tower: IsaacTower) -> None:
         for head, offset in enumerate(offsets):
             query[head, :, :channels] = sharpness * _turn(offset, frequencies)
             key[head, :, :channels] = sharpness * torch.eye(channels)
+
+
+@torch.no_grad()
+def start_looking_around(tower: PixtralTower) -> None:
+    """Sets patch weights and attention of a new tower with rotary positions.
+
+    A head's queries are its keys, turned as far as the rotation turns between a patch and the one at the wanted offset:
+    where patches are alike, the product peaks there.
+    """
+    torch.nn.init.normal_(tower.patch_weight, std=tower.patch_dim**-0.5)
+    heads, width = tower.config.heads, tower.config.width
+    size = width // heads
+    frequencies = tower.config.rope_theta ** -(torch.arange(0, size, 2) / size)
+    for block, offsets in zip(tower.blocks, OFFSETS, strict=False):
+        assert isinstance(block, PixtralBlock)
+        query, key, _ = block.attention.qkv.weight.view(3, heads, size, width)
+        for head, (down, right) in enumerate(offsets):
+            rows = torch.nn.init.orthogonal_(torch.empty(size, width)) * ROTARY_SHARPNESS
+            key[head] = rows
+            angles = torch.cat([down * frequencies[0::2], right * frequencies[1::2]])[:, None]
+            first, second = rows.chunk(2)
+            turned = (first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin())
+            query[head] = torch.cat(turned)

@@ -1,9 +1,13 @@
 """Trains the demo model: the tower first with dense labels, then everything on questions. Can be stopped and continued.
 
     python -m tools.demo.train --run runs/demo --steps 12000 --tower-steps 2500 [--minutes 90]
+    python -m tools.demo.train --design pixtral --teacher models/demo --run runs/demo-pixtral --steps 9000
 
 One step takes a batch of its own on every thread; threads meet once a step, so a busy machine slows it down by no more
 than the cores it takes away. The learning rate follows the step, so a run that was stopped goes on where it was.
+
+A teacher, the Isaac demo, makes a second model cheap: its language model starts from the teacher's, learns from the
+teacher's embeddings until the tower can see, and the tower learns to give those embeddings.
 """
 
 from __future__ import annotations
@@ -18,11 +22,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from PIL import Image
+
 from tools.demo import questions, tokenizer
 from tools.demo.batches import Batch, BatchMaker, Pictures, draw_pictures, drill
+from tools.demo.design import DESIGNS
 from tools.demo.evaluate import exact_answers
 from tools.demo.model import DemoModel
 from tools.demo.optimizer import Muon, split_parameters
+from tools.demo.pictures import Scene
+from tools.demo.teacher import Teacher
 
 #: AdamW's learning rate falls from peak to final over the whole run; Muon's is a multiple of it
 PEAK_RATE, FINAL_RATE, WARM_UP = 1e-3, 1e-5, 50
@@ -46,6 +55,8 @@ PAIR_QUESTIONS = 10
 #: share of later steps that go to the tower alone, with crowded pictures that hold mostly digits: they cost half of a
 #: whole step and show many times the handwriting, which takes longest to learn
 REHEARSALS, REHEARSED_CROWDING, REHEARSED_DIGITS = 0.33, 3.0, 0.75
+#: share of the tower's own steps until it is done, when the language model can learn from a teacher meanwhile
+TAUGHT = 0.6
 LOG_SECONDS, SAVE_SECONDS, CHECK_PICTURES = 30.0, 240.0, 48
 
 
@@ -58,9 +69,21 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="batches worked on at a time, one core each")
     parser.add_argument("--start", type=Path, help="an exported checkpoint to begin a new run with")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--design", choices=DESIGNS, default="isaac")
+    parser.add_argument("--teacher", type=Path, help="an exported Isaac demo that helps to train another design")
     options = parser.parse_args()
     options.run.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(options.run, options.steps, options.tower_steps, options.threads, options.seed, options.start)
+    torch.manual_seed(options.seed)
+    model = DemoModel.from_checkpoint(options.start) if options.start else DemoModel(DESIGNS[options.design])
+    trainer = Trainer(
+        model,
+        options.run,
+        options.steps,
+        options.tower_steps,
+        options.threads,
+        options.seed,
+        Teacher(options.teacher) if options.teacher else None,
+    )
     trainer.run(options.minutes * 60)
 
 
@@ -78,31 +101,40 @@ class Trainer:
     """The training loop with its state on disk.
 
     Args:
+        model: new, or with weights to begin with.
         folder: of the run; a state in it is continued.
         steps: of the whole run.
         tower_steps: how many of them may go to the tower alone.
         threads: batches worked on at a time.
         seed: of weights and data.
-        start: an exported checkpoint whose weights a new run begins with.
+        teacher: what a new run starts from and its tower learns to see like.
     """
 
     def __init__(
-        self, folder: Path, steps: int, tower_steps: int, threads: int, seed: int, start: Path | None = None
+        self,
+        model: DemoModel,
+        folder: Path,
+        steps: int,
+        tower_steps: int,
+        threads: int,
+        seed: int,
+        teacher: Teacher | None = None,
     ) -> None:
         torch.set_num_threads(1)  # threads share a step, never an operator
-        torch.manual_seed(seed)
+        self.model, self.teacher = model, teacher
         self.path, self.steps, self.tower_steps, self.threads = folder / "state.pt", steps, tower_steps, threads
         self.pool = ThreadPoolExecutor(threads)
-        self.model = DemoModel.from_checkpoint(start) if start else DemoModel()
         matrices, others = split_parameters(self.model)
         self.optimizers: list[torch.optim.Optimizer] = [
             *(Muon(matrices[part::threads], lr=MUON_FACTOR * PEAK_RATE) for part in range(threads)),
             torch.optim.AdamW(others, lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.05),
         ]
         self.progress = Progress()
-        self.maker = BatchMaker(tokenizer.build())
+        self.maker = BatchMaker(tokenizer.build(model.design), model.design)
         if self.path.exists():
             self._load()
+        elif teacher:
+            teacher.start(model)
         self.rng = np.random.default_rng([seed, self.progress.step])  # a continued run sees new pictures
         print(f"{sum(p.numel() for p in self.model.parameters()):,} parameters, {self.progress}", flush=True)
 
@@ -136,14 +168,15 @@ class Trainer:
             for group in optimizer.param_groups:
                 group["lr"] = self._rate() * (MUON_FACTOR if isinstance(optimizer, Muon) else 1.0)
             optimizer.zero_grad()
-        whole = progress.tower_done and self.rng.random() >= REHEARSALS
+        alone = REHEARSALS if progress.tower_done else TAUGHT if self.teacher else 1.0
+        whole = self.rng.random() >= alone
         learn = self._learn_answers if whole else self._learn_tower
         parts = list(self.pool.map(learn, self.rng.spawn(self.threads)))
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         list(self.pool.map(lambda optimizer: optimizer.step(), self.optimizers))
         values = {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
         progress.step += 1
-        progress.named += 0.02 * (values["named"] - progress.named)
+        progress.named += 0.02 * (values.get("named", progress.named) - progress.named)
         progress.wrong += 0.02 * (values.get("wrong", progress.wrong) - progress.wrong)
         return values
 
@@ -152,25 +185,41 @@ class Trainer:
 
     def _learn_tower(self, rng: np.random.Generator) -> dict[str, float]:
         if self.progress.tower_done:
-            pictures = draw_pictures(rng, PICTURES, "train", crowding=REHEARSED_CROWDING, digits=REHEARSED_DIGITS)
+            drawn = draw_pictures(rng, PICTURES, "train", crowding=REHEARSED_CROWDING, digits=REHEARSED_DIGITS)
         else:
-            pictures = draw_pictures(rng, PICTURES, "train", crowding=CROWDING)
-        loss, named = self.model.auxiliary_loss(self.model.embed(pictures), pictures)
+            drawn = draw_pictures(rng, PICTURES, "train", crowding=CROWDING)
+        pictures = self._packed(drawn)
+        embeddings = self.model.embed(pictures)
+        loss, named = self.model.auxiliary_loss(embeddings, pictures)
+        values = {"auxiliary": loss.item(), "named": named}
+        if self.teacher:
+            wanted = self.teacher.embeddings(drawn, pictures.merged)
+            distance = F.mse_loss(embeddings, wanted) / wanted.var()
+            values["distance"] = distance.item()
+            loss = loss + distance
         self._backward(loss)
-        return {"auxiliary": loss.item(), "named": named}
+        return values
+
+    def _packed(self, drawn: list[tuple[Image.Image, Scene]]) -> Pictures:
+        return Pictures.of(drawn, self.model.design.preprocess)
 
     def _learn_answers(self, rng: np.random.Generator) -> dict[str, float]:
         drawn = draw_pictures(rng, PICTURES, "train", self._limit(rng), CROWDING)
-        embeddings = self.model.embed(drawn)
-        auxiliary, named = self.model.auxiliary_loss(embeddings, drawn)
-        pictures, embeddings = drawn.mirrored(rng, embeddings)
+        pictures = self._packed(drawn)
+        blind = self.teacher is not None and not self.progress.tower_done
+        if self.teacher is not None and blind:
+            embeddings = self.teacher.embeddings(drawn, pictures.merged)
+        else:
+            embeddings = self.model.embed(pictures)
+        auxiliary, named = self.model.auxiliary_loss(embeddings, pictures)
+        pictures, embeddings = pictures.mirrored(rng, embeddings)
         logits, tokens, place = self.model.answer(embeddings, pictures, self._ask(rng, pictures))
         answer = F.cross_entropy(logits, tokens)
         weight = AUXILIARY_WEIGHTS[self.progress.named > WELL_NAMED]
         self._backward(answer + weight * auxiliary + PLACE_WEIGHT * place)
         wrong = (logits.argmax(-1) != tokens).float().mean().item()
-        losses = {"auxiliary": auxiliary.item(), "place": place.item(), "answer": answer.item()}
-        return losses | {"named": named, "wrong": wrong}
+        losses = {"place": place.item(), "answer": answer.item(), "wrong": wrong}
+        return losses | ({"auxiliary": auxiliary.item(), "named": named} if not blind else {})
 
     def _limit(self, rng: np.random.Generator) -> int:
         """The curriculum: up to 2 × 2 cells until those are told well, then up to 3 × 3, with some easy ones."""
@@ -204,13 +253,14 @@ class Trainer:
         state = {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "design": self.model.design.name,
             "step": self.progress.step,
             "progress": asdict(self.progress),
         }
         temporary = self.path.with_suffix(".tmp")
         torch.save(state, temporary)
         temporary.replace(self.path)
-        if self.progress.tower_done:
+        if self.progress.tower_done or self.teacher:
             figures = exact_answers(self.model, self.maker, CHECK_PICTURES, seed=self.progress.step)
             print("held out: " + " ".join(f"{kind} {value:.3f}" for kind, value in figures.items()), flush=True)
 
