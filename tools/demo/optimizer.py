@@ -19,14 +19,17 @@ _ITERATIONS = 5
 
 
 def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
-    """``[N, rows, columns]`` → matrices with the same singular vectors and singular values near 1, in float32."""
+    """``[N, rows, columns]`` → matrices with the same singular vectors and singular values near 1.
+
+    In bfloat16, which suffices: what it takes is a direction, and it costs a third of a small step.
+    """
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.transpose(1, 2) if tall else matrices
-    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).bfloat16()
     for _ in range(_ITERATIONS):
         gram = x @ x.transpose(1, 2)
         x = _A * x + torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C) @ x
-    return x.transpose(1, 2) if tall else x
+    return (x.transpose(1, 2) if tall else x).float()
 
 
 class Muon(torch.optim.Optimizer):

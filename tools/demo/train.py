@@ -36,8 +36,6 @@ from tools.demo.teacher import Teacher
 #: AdamW's learning rate falls from peak to final over the whole run; Muon's is a multiple of it
 PEAK_RATE, FINAL_RATE, WARM_UP = 1e-3, 1e-5, 50
 MUON_FACTOR = 2.5
-#: of one thread's share of a step
-PICTURES = 6
 #: larger grids are drawn more often in training
 CROWDING = 1.0
 #: the tower is trained alone until it names this share of covered tokens right, or its steps are done
@@ -56,7 +54,7 @@ PAIR_QUESTIONS = 10
 #: whole step and show many times the handwriting, which takes longest to learn
 REHEARSALS, REHEARSED_CROWDING, REHEARSED_DIGITS = 0.33, 3.0, 0.75
 #: share of the tower's own steps until it is done, when the language model can learn from a teacher meanwhile
-TAUGHT = 0.6
+TAUGHT = 0.85
 LOG_SECONDS, SAVE_SECONDS, CHECK_PICTURES = 30.0, 240.0, 48
 
 
@@ -67,6 +65,7 @@ def main() -> None:
     parser.add_argument("--tower-steps", type=int, default=2_500, help="at most so many of them for the tower alone")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop this call after so long")
     parser.add_argument("--threads", type=int, default=2, help="batches worked on at a time, one core each")
+    parser.add_argument("--pictures", type=int, default=6, help="of one thread's share of a step, an even number")
     parser.add_argument("--start", type=Path, help="an exported checkpoint to begin a new run with")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--design", choices=DESIGNS, default="isaac")
@@ -81,6 +80,7 @@ def main() -> None:
         options.steps,
         options.tower_steps,
         options.threads,
+        options.pictures,
         options.seed,
         Teacher(options.teacher) if options.teacher else None,
     )
@@ -106,6 +106,7 @@ class Trainer:
         steps: of the whole run.
         tower_steps: how many of them may go to the tower alone.
         threads: batches worked on at a time.
+        pictures: in each of them.
         seed: of weights and data.
         teacher: what a new run starts from and its tower learns to see like.
     """
@@ -117,12 +118,14 @@ class Trainer:
         steps: int,
         tower_steps: int,
         threads: int,
+        pictures: int,
         seed: int,
         teacher: Teacher | None = None,
     ) -> None:
         torch.set_num_threads(1)  # threads share a step, never an operator
         self.model, self.teacher = model, teacher
         self.path, self.steps, self.tower_steps, self.threads = folder / "state.pt", steps, tower_steps, threads
+        self.pictures = pictures
         self.pool = ThreadPoolExecutor(threads)
         matrices, others = split_parameters(self.model)
         self.optimizers: list[torch.optim.Optimizer] = [
@@ -185,9 +188,9 @@ class Trainer:
 
     def _learn_tower(self, rng: np.random.Generator) -> dict[str, float]:
         if self.progress.tower_done:
-            drawn = draw_pictures(rng, PICTURES, "train", crowding=REHEARSED_CROWDING, digits=REHEARSED_DIGITS)
+            drawn = draw_pictures(rng, self.pictures, "train", crowding=REHEARSED_CROWDING, digits=REHEARSED_DIGITS)
         else:
-            drawn = draw_pictures(rng, PICTURES, "train", crowding=CROWDING)
+            drawn = draw_pictures(rng, self.pictures, "train", crowding=CROWDING)
         pictures = self._packed(drawn)
         embeddings = self.model.embed(pictures)
         loss, named = self.model.auxiliary_loss(embeddings, pictures)
@@ -204,7 +207,7 @@ class Trainer:
         return Pictures.of(drawn, self.model.design.preprocess)
 
     def _learn_answers(self, rng: np.random.Generator) -> dict[str, float]:
-        drawn = draw_pictures(rng, PICTURES, "train", self._limit(rng), CROWDING)
+        drawn = draw_pictures(rng, self.pictures, "train", self._limit(rng), CROWDING)
         pictures = self._packed(drawn)
         blind = self.teacher is not None and not self.progress.tower_done
         if self.teacher is not None and blind:
@@ -243,7 +246,8 @@ class Trainer:
     def _load(self) -> None:
         state = torch.load(self.path, weights_only=True)
         changed = self.model.load_state_dict(state["model"], strict=False)
-        if not changed.missing_keys:  # else a head was added since: its optimizers start afresh
+        # with a head added since, or another number of threads, the optimizers start afresh
+        if not changed.missing_keys and len(state["optimizers"]) == len(self.optimizers):
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
         self.progress = Progress(**state.get("progress", {"step": state["step"], "tower_done": True}))
