@@ -13,7 +13,7 @@ from shared.config import AccessSettings
 from shared.families import size_rule
 from tests.api.conftest import MODEL, serving
 from tests.api.test_uploads import as_url, png
-from tests.checkpoints_pixtral import write_pixtral
+from tools.checkpoints.pixtral import write_pixtral
 
 TOKENS = 8 * 10  # of the pictures that png() gives, 60×80 pixels in patches of 8
 

@@ -16,8 +16,8 @@ from shared.cache import AsyncEmbeddingCache
 from shared.config import CacheSettings, EncoderSettings, ImageSettings, ModelSettings
 from shared.local_redis import LocalRedis
 from shared.sizing import Grid
-from tests.checkpoints import write_isaac
 from tests.encoder_service.kit import Make
+from tools.checkpoints.isaac import write_isaac
 
 
 @pytest.fixture(scope="session")

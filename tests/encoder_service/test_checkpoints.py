@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from encoder_service.checkpoints import load_encoder
 from encoder_service.towers.isaac import IsaacTower
-from tests.checkpoints import write_isaac
 from tests.encoder_service.damage import FC1, INDEX, SINGLE, TOWER, all_tensors, edit_config, edit_tensors, refused
+from tools.checkpoints.isaac import write_isaac
 
 
 @pytest.mark.parametrize("nested", [True, False])

@@ -13,10 +13,10 @@ from transformers import Siglip2VisionConfig, Siglip2VisionModel
 from encoder_service.checkpoints import LoadedEncoder, load_encoder
 from encoder_service.towers.isaac import IsaacTower
 from shared.sizing import Grid
-from tests.checkpoints import write_isaac
 from tests.encoder_service.conftest import random_patches, relative_error
 from tests.encoder_service.damage import all_tensors
 from tests.encoder_service.oracle import isaac_oracle, oracle_embeddings, vllm_context
+from tools.checkpoints.isaac import write_isaac
 
 #: the extremes, squares, the learned table's own size (16x16), smaller and larger than it, odd ratios
 GRIDS = [

@@ -13,10 +13,10 @@ from encoder_service.preprocess.radio import tubelets
 from encoder_service.towers.base import Budget
 from encoder_service.towers.radio import RadioOutput, RadioTower
 from shared.sizing import Grid
-from tests.checkpoints_radio import Kind, Shape, write_radio
 from tests.encoder_service.conftest import random_patches, relative_error
 from tests.encoder_service.oracle import vllm_context
 from tests.encoder_service.oracle_radio import pixels_of, transformers_radio, vllm_packed, vllm_radio
+from tools.checkpoints.radio import Kind, Shape, write_radio
 
 #: extremes, squares, the learned table's own size (16x16), the training pictures' (8x8), smaller, larger, odd ratios
 GRIDS = [

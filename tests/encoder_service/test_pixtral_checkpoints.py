@@ -15,8 +15,8 @@ from encoder_service.checkpoints import load_encoder
 from encoder_service.preprocess.pixtral import PixtralPreprocess
 from shared.errors import CheckpointError
 from shared.families import context_length, family_of, read_config
-from tests.checkpoints_pixtral import KINDS, LONGEST, PATCH, Kind, write_pixtral
 from tests.encoder_service.damage import all_tensors, refused
+from tools.checkpoints.pixtral import KINDS, LONGEST, PATCH, Kind, write_pixtral
 
 TOWER_PARTS = ("vision_", "multi_modal_projector.", "patch_merger.", "pre_mm_projector_norm.")
 

@@ -18,10 +18,10 @@ from encoder_service.checkpoints import LoadedEncoder, load_encoder
 from encoder_service.towers.base import Budget
 from encoder_service.towers.pixtral import PixtralTower
 from shared.sizing import Grid
-from tests.checkpoints_pixtral import KINDS, LAYERS, LONGEST, PATCH, Kind, write_pixtral
 from tests.encoder_service.conftest import random_patches, relative_error
 from tests.encoder_service.oracle import vllm_context
 from tests.encoder_service.oracle_pixtral import Oracle, picture, transformers_hf, vllm_hf, vllm_native
+from tools.checkpoints.pixtral import KINDS, LAYERS, LONGEST, PATCH, Kind, write_pixtral
 
 SIDE = LONGEST // PATCH
 #: one cell, the longest strips, the largest picture, squares, odd ratios; multiples of 2 for the merger

@@ -13,11 +13,11 @@ from encoder_service.checkpoints import load_encoder
 from encoder_service.towers.base import Budget, GridError
 from encoder_service.towers.radio import RadioTower
 from shared.sizing import Grid
-from tests.checkpoints_radio import Kind, Shape, write_radio
 from tests.encoder_service.conftest import random_patches, relative_error
 from tests.encoder_service.damage import all_tensors
 from tests.encoder_service.oracle import vllm_context
 from tests.encoder_service.oracle_radio import chat_projector, pixels_of, shuffled, vllm_packed, vllm_radio
+from tools.checkpoints.radio import Kind, Shape, write_radio
 
 #: one tile; two with a thumbnail; a full dozen with one
 STACKS = [Grid(8, 8), Grid(24, 8), Grid(104, 8)]

@@ -13,8 +13,8 @@ from encoder_service.preprocess.radio import RadioPreprocess
 from encoder_service.towers.radio import RadioTower
 from shared.families import family_of, read_config
 from shared.sizing_radio import DynamicRule, FixedRule, NearestRule, TileRule
-from tests.checkpoints_radio import KINDS, Kind, Shape, write_radio
 from tests.encoder_service.damage import all_tensors, edit_config, edit_tensors, refused
+from tools.checkpoints.radio import KINDS, Kind, Shape, write_radio
 
 MARKS: dict[Kind, str] = {
     "old": "radio_model.model.blocks.1.mlp.fc1.weight",

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from shared.families import size_rule
-from tests.checkpoints_radio import Kind, Shape, write_radio
 from tests.encoder_service.kit import Make, embedding, expected, file, pixels
+from tools.checkpoints.radio import Kind, Shape, write_radio
 
 CHECKPOINTS: dict[str, tuple[Kind, Shape]] = {
     "alone": ("old", Shape()),

@@ -20,7 +20,7 @@ from llm_service.prompts import Prompt
 from llm_service.sampling import SamplingOptions
 from shared.config import CacheSettings, LanguageSettings, ModelSettings
 from shared.items import VisionItem
-from tests.checkpoints import write_isaac
+from tools.checkpoints.isaac import write_isaac
 
 if TYPE_CHECKING:
     from llm_service.engine import LanguageEngine

@@ -9,9 +9,9 @@ import pytest
 from llm_service.prompts import prompt_builder
 from shared.errors import RequestError
 from shared.families import context_length, size_rule
-from tests.checkpoints_radio import Shape, write_radio
 from tests.llm_service.plans import Run
 from tests.llm_service.test_equivalence import TOLERANCE, Content, Results, check, difference, perform
+from tools.checkpoints.radio import Shape, write_radio
 
 SQUARE, WIDE, TALL, TINY, LARGE = (1, 64, 64), (2, 130, 60), (3, 40, 170), (4, 5, 5), (5, 256, 192)
 TWIN = (6, 64, 64)  # another picture of SQUARE's size

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoints_pixtral import Kind, write_pixtral
 from tests.llm_service.plans import Run
 from tests.llm_service.test_equivalence import TOLERANCE, Content, Results, check, difference, perform
+from tools.checkpoints.pixtral import Kind, write_pixtral
 
 SQUARE, WIDE, TALL, TINY, LARGE = (1, 40, 40), (2, 100, 30), (3, 20, 90), (4, 8, 8), (5, 128, 120)
 TWIN = (6, 40, 40)  # another picture of SQUARE's size

@@ -23,7 +23,7 @@ from llm_service.vllm_plugin.overrides import tower_free
 from shared.errors import CheckpointError
 from shared.families import ISAAC, context_length, family_of, read_config, size_rule
 from shared.sizing import NaflexRule
-from tests.checkpoints import write_isaac
+from tools.checkpoints.isaac import write_isaac
 
 TOWER = ISAAC.tower_prefixes
 

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 
 from llm_service.prompts import Placeholder, Prompt, PromptBuilder
 from shared.errors import CheckpointError, RequestError
-from tests.checkpoints import SPECIAL, write_isaac
+from tools.checkpoints.isaac import write_isaac
+from tools.checkpoints.qwen_tokenizer import SPECIAL
 
 IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
 HOSTILE = (

@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 from encoder_service.checkpoints import load_encoder
 from lookonce.cli import app
 from lookonce.tensor_writer import TensorWriter
-from tests.checkpoints_radio import write_radio
 from tests.encoder_service.conftest import relative_error
 from tests.encoder_service.test_preprocess import picture
+from tools.checkpoints.radio import write_radio
 
 SIZES = {"a.png": (40, 56), "sub/b.PNG": (200, 90), "sub/tiny 🎈.png": (3, 2), "c.png": (128, 128)}
 

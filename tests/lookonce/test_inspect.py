@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from encoder_service.checkpoints import load_encoder
 from lookonce.cli import app
 from lookonce.inspect import inspect, kv_bytes
-from tests.checkpoints import write_isaac
-from tests.checkpoints_pixtral import KINDS, write_pixtral
-from tests.checkpoints_radio import write_radio
+from tools.checkpoints.isaac import write_isaac
+from tools.checkpoints.pixtral import KINDS, write_pixtral
+from tools.checkpoints.radio import write_radio
 
 FAMILIES = {"native": "pixtral", "native-merger": "pixtral", "llava": "pixtral-hf", "mistral3": "mistral3"}
 

@@ -160,9 +160,7 @@ class BatchMaker:
         flat_positions: plain 1-D positions instead of M-RoPE, to see how much the model leans on them.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, design: Design, *, flat_positions: bool = False
-    ) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, design: Design, *, flat_positions: bool = False) -> None:
         self._tokenizer = tokenizer
         self._design = design
         self._flat = flat_positions or not design.grid_positions

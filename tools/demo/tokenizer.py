@@ -48,7 +48,9 @@ def build(design: Design) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus(), trainer)
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in (*SPECIALS, *MORE_SPECIALS[design.name])])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token in (*SPECIALS, *MORE_SPECIALS[design.name])]
+    )
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",

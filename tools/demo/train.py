@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-
 from PIL import Image
 
 from tools.demo import questions, tokenizer

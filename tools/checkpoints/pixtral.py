@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
 
-from tests.tokenizers_pixtral import write_tekken, write_tokenizer
+from tools.checkpoints.files import write_tensors
+from tools.checkpoints.pixtral_tokenizers import write_tekken, write_tokenizer
 
 #: ``native`` and ``native-merger`` are Mistral's (Pixtral-12B-2409, Mistral-Small-3.1), the others transformers'
 Kind = Literal["native", "native-merger", "llava", "mistral3"]
@@ -98,7 +98,7 @@ def write_pixtral(
         (path / "config.json").write_text(json.dumps(config, indent=1))
         _write_processor(path, merge)
         stem = "model"
-    _write_tensors(path, stem, tensors, sharded=sharded)
+    write_tensors(path, stem, tensors, sharded=sharded)
     return path
 
 
@@ -267,18 +267,3 @@ def _write_processor(path: Path, merge: int) -> None:
     (path / "preprocessor_config.json").write_text(json.dumps(images, indent=1))
     processor = {"processor_class": "PixtralProcessor", "patch_size": PATCH, "spatial_merge_size": merge}
     (path / "processor_config.json").write_text(json.dumps(processor, indent=1))
-
-
-def _write_tensors(path: Path, stem: str, tensors: dict[str, torch.Tensor], *, sharded: bool) -> None:
-    if not sharded:
-        save_file(tensors, path / f"{stem}.safetensors", metadata={"format": "pt"})
-        return
-    names = sorted(tensors)
-    weight_map = {}
-    for number in range(3):
-        file = f"{stem}-{number + 1:05d}-of-00003.safetensors"
-        part = {name: tensors[name] for name in names[number::3]}
-        save_file(part, path / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(part, file)
-    index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": weight_map}
-    (path / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=1))

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from safetensors.torch import save_file
 
-from tests.checkpoints import write_tokenizer
+from tools.checkpoints.files import write_tensors
+from tools.checkpoints.qwen_tokenizer import write_tokenizer
 
 #: remote-code names alone; transformers' two spellings; inside Llama-Nemotron-Nano-VL and Nemotron-Nano-VL-V2
 Kind = Literal["old", "native", "native-long", "llama", "nano"]
@@ -68,7 +68,7 @@ class Shape:
         return [place for place, (_, used) in enumerate(self.teachers) if used]
 
 
-def write_radio(path: Path, kind: Kind, shape: Shape | None = None, *, seed: int = 0) -> Path:
+def write_radio(path: Path, kind: Kind, shape: Shape | None = None, *, seed: int = 0, sharded: bool = False) -> Path:
     """Writes a random checkpoint to ``path`` and returns it; the ViT's weights depend on seed and shape alone."""
     shape = shape or Shape()
     path.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,8 @@ def write_radio(path: Path, kind: Kind, shape: Shape | None = None, *, seed: int
         if shape.language:
             tensors |= _language(shape, generator)
             _write_tokenizer(path)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    write_tensors(path, "model", tensors, sharded=sharded)
     (path / "config.json").write_text(json.dumps(config(shape, kind), indent=1))
     if kind == "llama":
         processor = {"image_size": shape.tile, "max_num_tiles": 12, "use_thumbnail": True}

@@ -13,7 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-from tests.checkpoints import CORPUS, PRETOKENIZE
+from tools.checkpoints.qwen_tokenizer import CORPUS, PRETOKENIZE
 
 #: control tokens in the order of their ids, as in the published tokenizers
 CONTROL = (
