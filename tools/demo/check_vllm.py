@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from tools.demo.batches import BatchMaker, Pictures
+from tools.demo.design import ISAAC
 from tools.demo.model import DemoModel
 from tools.demo.pictures import RULE, draw
 from tools.demo.questions import caption
@@ -33,7 +34,7 @@ def log_probabilities(
     model: DemoModel, maker: BatchMaker, pictures: Pictures, text: str, said: list[int]
 ) -> np.ndarray:
     """Log-probability ``[len(said)]`` that the training code gives each token of an answer."""
-    ids, places, delta = maker.prompt((pictures.grid.height // 2, pictures.grid.width // 2), text)
+    ids, places, delta = maker.prompt(pictures.merged, text)
     whole = torch.tensor([ids + said])
     more = np.broadcast_to(np.arange(len(ids), whole.shape[1]) + delta, (3, len(said)))
     lines = torch.from_numpy(np.concatenate([places, more], axis=1))[:, None]
@@ -53,6 +54,8 @@ def main() -> None:
     from transformers import AutoTokenizer
     from vllm import LLM, SamplingParams
 
+    model = DemoModel.from_checkpoint(options.checkpoint).eval()
+    bounds = {"min_num_patches": RULE.min_patches, "max_num_patches": RULE.max_patches}
     engine = LLM(
         str(options.checkpoint),
         dtype="float32",
@@ -60,11 +63,10 @@ def main() -> None:
         enforce_eager=True,
         max_num_seqs=8,
         # vLLM's Isaac processor has bounds of its own, whatever the checkpoint says
-        mm_processor_kwargs={"min_num_patches": RULE.min_patches, "max_num_patches": RULE.max_patches},
+        mm_processor_kwargs=bounds if model.design is ISAAC else None,
     )
     sampling = SamplingParams(temperature=0, max_tokens=MOST_TOKENS, logprobs=1)
-    model = DemoModel.from_checkpoint(options.checkpoint).eval()
-    maker = BatchMaker(AutoTokenizer.from_pretrained(options.checkpoint))
+    maker = BatchMaker(AutoTokenizer.from_pretrained(options.checkpoint), model.design)
     largest, exact = 0.0, 0
     for seed in range(options.seed, options.seed + options.pictures):
         picture, scene = draw(seed, "held-out")
@@ -73,7 +75,7 @@ def main() -> None:
             out = engine.chat([{"role": "user", "content": content}], sampling, use_tqdm=False)[0].outputs[0]
             said = list(out.token_ids)
             theirs = np.array([step[token].logprob for step, token in zip(out.logprobs, said, strict=True)])
-            ours = log_probabilities(model, maker, Pictures.of([(picture, scene)]), text, said)
+            ours = log_probabilities(model, maker, Pictures.of([(picture, scene)], model.design.preprocess), text, said)
             largest = max(largest, float(np.abs(ours - theirs).max()))
             exact += text == QUESTIONS[0] and out.text == caption(scene)
     print(f"largest difference of log-probabilities: {largest:.2e}")
