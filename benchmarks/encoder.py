@@ -21,6 +21,7 @@ from torch import nn
 from encoder_service.device import Patches, embed
 from encoder_service.replay import Replay, make_backend, warm_up
 from encoder_service.towers.base import Budget
+from encoder_service.towers.int8 import to_int8
 from encoder_service.towers.isaac import IsaacTower, IsaacTowerConfig
 from shared.sizing import NaflexRule
 
@@ -33,12 +34,15 @@ SIZES = {
 }
 
 
-def make_tower(config: IsaacTowerConfig, dtype: torch.dtype) -> IsaacTower:
+def make_tower(config: IsaacTowerConfig, dtype: torch.dtype, *, int8: bool = False) -> IsaacTower:
     torch.manual_seed(0)
     tower = IsaacTower(config)
     for parameter in tower.parameters():
         nn.init.normal_(parameter, std=0.02)
-    return tower.to(dtype).eval().requires_grad_(False)
+    tower = tower.to(dtype).eval().requires_grad_(False)
+    if int8:
+        to_int8(tower)
+    return tower
 
 
 def make_images(tower: IsaacTower) -> list[Patches]:

@@ -17,7 +17,8 @@ from encoder_service.layouts.radio import ALONE, LLAMA, NANO
 from encoder_service.preprocess.base import Preprocess
 from encoder_service.tensor_files import TensorFiles
 from encoder_service.towers.base import Tower
-from shared.config import Dtype
+from encoder_service.towers.int8 import INT8_VERSION, to_int8
+from shared.config import Dtype, Quantization
 from shared.errors import CheckpointError
 from shared.families import Family, family_of, read_config
 from shared.model_config import config_file, weight_stem
@@ -67,13 +68,16 @@ class LoadedEncoder:
     read: dict[str, list[str]]
 
 
-def load_encoder(checkpoint: Path, dtype: Dtype, device: str = "cpu") -> LoadedEncoder:
+def load_encoder(
+    checkpoint: Path, dtype: Dtype, device: str = "cpu", quantization: Quantization = "none"
+) -> LoadedEncoder:
     """Loads the tower's tensors straight into the tower's own memory; language tensors are not read.
 
     Args:
         checkpoint: folder with ``config.json`` and safetensors files.
         dtype: dtype of the tower's weights, whatever the file holds.
         device: torch device.
+        quantization: ``int8`` turns the tower's linear layers to 8 bits once they are loaded.
 
     Raises:
         CheckpointError: one sentence that names the file and the tensor or setting at fault.
@@ -86,9 +90,12 @@ def load_encoder(checkpoint: Path, dtype: Dtype, device: str = "cpu") -> LoadedE
         root, sources = _found(layout, tower, family, files, checkpoint)
         tower = tower.to_empty(device=torch.device(device)).eval()
         _fill(tower, layout, sources, files, root)
+        if quantization == "int8":
+            to_int8(tower)
         preprocess = layout.preprocess(layout.completed(config, partial(_stored, files, root)), rule)
+    numbers = f"{dtype} int8 {INT8_VERSION}" if quantization == "int8" else dtype
     prints = Fingerprints(
-        tower_fingerprint(tower, layout.describe(tower), dtype), blake3(preprocess.fingerprint().encode()).hexdigest()
+        tower_fingerprint(tower, layout.describe(tower), numbers), blake3(preprocess.fingerprint().encode()).hexdigest()
     )
     return LoadedEncoder(tower, preprocess, prints, files.read)
 

@@ -82,8 +82,10 @@ class EncoderEngine:
         """
         settings, begin = self._model.encoder, time.perf_counter()
         self._say(f"Loading the tower of {self._model.name} in {settings.dtype} from {self._model.checkpoint}")
-        loaded = await self._device.run(lambda: load_encoder(self._model.checkpoint, settings.dtype, settings.device))
-        weights = sum(parameter.nbytes for parameter in loaded.tower.parameters())
+        loaded = await self._device.run(
+            lambda: load_encoder(self._model.checkpoint, settings.dtype, settings.device, settings.quantization)
+        )
+        weights = sum(tensor.nbytes for tensor in loaded.tower.state_dict().values())
         tensors = sum(len(names) for names in loaded.read.values())
         self._say(f"Read {tensors} tensors, {weights / 1e6:.1f} MB, in {time.perf_counter() - begin:.2f} s")
         replay = await self._device.run(lambda: make_replay(loaded, settings))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from encoder_service.device import Patches, embed
 from encoder_service.towers.base import Tower
+from encoder_service.towers.int8 import Int8Linear
 
 #: rows of the plain product, and how often it runs; the best run counts
 ROWS, RUNS = 1024, 3
@@ -41,21 +43,30 @@ def measure_work(tower: Tower, picture: Patches) -> Work:
         tower: in evaluation mode.
         picture: any; its padding counts for what it is.
     """
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten._int_mm: _product_operations}) as counter:
         padding = embed(tower, [picture]).padding
     counts = counter.get_flop_counts()["Global"]
-    products = sum(count for name, count in counts.items() if str(name).split(".")[-1] in ("mm", "addmm"))
-    weight = max((p for p in tower.parameters() if p.dim() == 2), key=torch.numel)
-    return Work(products / (picture.grid.patches + padding), _gemm_rate(weight))
+    products = sum(count for name, count in counts.items() if str(name).split(".")[-1] in ("mm", "addmm", "_int_mm"))
+    weights = [layer.weight for layer in tower.modules() if isinstance(layer, Int8Linear)]
+    weights = weights or [parameter for parameter in tower.parameters() if parameter.dim() == 2]
+    return Work(products / (picture.grid.patches + padding), _gemm_rate(max(weights, key=torch.numel)))
+
+
+def _product_operations(a: Sequence[int], b: Sequence[int], **_: object) -> int:
+    """Of a product of these shapes; torch's counter knows floating-point ones only."""
+    return 2 * a[0] * a[1] * b[1]
 
 
 def _gemm_rate(weight: torch.Tensor) -> float:
-    rows = torch.zeros(ROWS, weight.shape[1], dtype=weight.dtype, device=weight.device)
+    """Of a weight ``[out, in]``, or ``[in, out]`` in 8 bits."""
+    eight_bit = weight.dtype == torch.int8
+    rows = torch.zeros(ROWS, weight.shape[0 if eight_bit else 1], dtype=weight.dtype, device=weight.device)
+    product = torch._int_mm if eight_bit else F.linear
     best = float("inf")
     with torch.inference_mode():
         for _ in range(RUNS):
             begin = time.perf_counter()
-            F.linear(rows, weight)
+            product(rows, weight)
             if weight.is_cuda:
                 torch.cuda.synchronize(weight.device)
             best = min(best, time.perf_counter() - begin)

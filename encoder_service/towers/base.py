@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -59,6 +59,8 @@ class Tower(nn.Module, ABC):
     patch_dim: int
     #: side of the square of patches that becomes one token
     merge: int
+    #: linear layers that take pixels or give embeddings, by name; they keep their dtype in an 8-bit tower
+    outer_layers: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def plan(self, grids: Sequence[Grid], budget: Budget | None = None) -> Plan:

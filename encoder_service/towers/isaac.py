@@ -63,6 +63,8 @@ class IsaacBlock(nn.Module):
 class IsaacTower(Tower):
     """Patches ``[P, patch_size² · 3]`` → embeddings ``[P / merge², output_width]``."""
 
+    outer_layers = frozenset({"patch_embedding", "project_down"})
+
     def __init__(self, config: IsaacTowerConfig) -> None:
         super().__init__()
         self.config = config

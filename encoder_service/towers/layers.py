@@ -4,46 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import groupby, pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from encoder_service.towers.attention_cpu import attend_on_cpu
 from encoder_service.towers.attention_cuda import attend_on_cuda
 from shared.sizing import Grid
-
-
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Full attention within each row of the batch: ``[sequences, length, heads, head_dim]`` in and out, no copy in."""
-    return F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
-
-
-def _attend_per_sequence(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
-    """Attention of every sequence with itself only: ``[P, heads, head_dim]`` in and out.
-
-    Neighbours of one length share one batched call: pictures of one size are common.
-    """
-    bounds: list[int] = cu_seqlens.tolist()
-    rows, start = [], 0
-    for length, run in groupby(end - begin for begin, end in pairwise(bounds)):
-        count = len(list(run))
-        end = start + count * length
-        if end > start:
-            shape = (count, length, *q.shape[1:])
-            out = _attend(q[start:end].view(shape), k[start:end].view(shape), v[start:end].view(shape))
-            rows.append(out.reshape(end - start, *q.shape[1:]))
-        start = end
-    if start < q.shape[0] or not rows:  # padding rows belong to no sequence: their output is zero, never garbage
-        rows.append(q.new_zeros(q.shape[0] - start, *q.shape[1:]))
-    return torch.cat(rows) if len(rows) > 1 else rows[0]
 
 
 @torch.library.custom_op("lookonce::packed_attention", mutates_args=())
 def _packed_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int
 ) -> torch.Tensor:
-    return _attend_per_sequence(q, k, v, cu_seqlens).contiguous()
+    return attend_on_cpu(q, k, v, cu_seqlens).contiguous()
 
 
 @_packed_attention.register_fake
@@ -72,7 +47,7 @@ def packed_attention(
     if q.is_cuda and not training:
         return attend_on_cuda(q, k, v, cu_seqlens, max_seqlen)
     if training or not torch.compiler.is_compiling():
-        return _attend_per_sequence(q, k, v, cu_seqlens).contiguous()
+        return attend_on_cpu(q, k, v, cu_seqlens).contiguous()
     out: torch.Tensor = torch.ops.lookonce.packed_attention(q, k, v, cu_seqlens, max_seqlen)
     return out
 

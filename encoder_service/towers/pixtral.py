@@ -131,6 +131,8 @@ class PixtralBlock(nn.Module):
 class PixtralTower(Tower):
     """Patches ``[P, 3 · patch_size²]`` as (channel, row, column) → embeddings ``[P / merge², output_width]``."""
 
+    outer_layers = frozenset({"project_out"})
+
     def __init__(self, config: PixtralTowerConfig) -> None:
         super().__init__()
         self.config = config

@@ -89,6 +89,8 @@ class RadioTower(Tower):
     projection, which their width chooses. One forward takes either pictures or tubelets.
     """
 
+    outer_layers = frozenset({"patch_projection", "video_projection", "projector.3"})
+
     def __init__(self, config: RadioTowerConfig) -> None:
         super().__init__()
         self.config = config

@@ -9,6 +9,7 @@ from shared.config.models import (
     LanguageSettings,
     ModelSettings,
     PoolSettings,
+    Quantization,
     ReplayBackend,
     ReplaySettings,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "LogSettings",
     "ModelSettings",
     "PoolSettings",
+    "Quantization",
     "RaySettings",
     "ReplayBackend",
     "ReplaySettings",

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from shared.config.section import Seconds, Section
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+Quantization = Literal["none", "int8"]
 ReplayBackend = Literal["eager", "compiled", "cuda-graph"]
 
 
@@ -64,6 +65,7 @@ class EncoderSettings(PoolSettings):
 
     Attributes:
         dtype: dtype of the tower and of the stored embeddings.
+        quantization: ``int8`` computes the tower's linear layers in 8 bits (CPU only); embeddings keep ``dtype``.
         device: torch device of each replica.
         threads: torch threads for the tower; 0 leaves torch's default.
         preprocess_threads: host threads for decoding and preprocessing.
@@ -75,6 +77,7 @@ class EncoderSettings(PoolSettings):
     """
 
     dtype: Dtype = "float32"
+    quantization: Quantization = "none"
     device: str = "cpu"
     threads: int = Field(0, ge=0)
     preprocess_threads: int = Field(2, ge=1)
@@ -88,6 +91,8 @@ class EncoderSettings(PoolSettings):
     def _device_for_backend(self) -> EncoderSettings:
         if self.replay.backend == "cuda-graph" and not self.device.startswith("cuda"):
             raise ValueError(f"replay.backend cuda-graph needs a CUDA device, device is {self.device}")
+        if self.quantization == "int8" and self.device != "cpu":
+            raise ValueError(f"quantization int8 runs on CPUs only, device is {self.device}")
         return self
 
 
