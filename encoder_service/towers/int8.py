@@ -1,7 +1,7 @@
 """Eight-bit linear layers: weights scaled per output channel, activations per row, as they come.
 
 The product is exact integer arithmetic and every row has a scale of its own, so a row's bits depend on nothing but
-the row. On processors with VNNI it runs at about four times the rate of float32 (``benchmarks/RESULTS.md``).
+the row. What it gains stands in ``benchmarks/RESULTS.md``.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from encoder_service.preprocess.base import CLIP_MEAN, CLIP_STD
 from tools.checkpoints.files import write_tensors
 from tools.checkpoints.pixtral_tokenizers import write_tekken, write_tokenizer
 
@@ -96,7 +97,8 @@ def write_pixtral(
         image_id = write_tokenizer(path, shift=shift)
         config = _config(merger=merger, merge=merge, bias=bias, image_id=image_id, feature_layer=feature_layer)
         (path / "config.json").write_text(json.dumps(config, indent=1))
-        _write_processor(path, merge)
+        for name, content in processor_files(PATCH, LONGEST, merge).items():
+            (path / name).write_text(json.dumps(content, indent=1))
         stem = "model"
     write_tensors(path, stem, tensors, sharded=sharded)
     return path
@@ -249,13 +251,20 @@ def _config(*, merger: bool, merge: int, bias: bool, image_id: int, feature_laye
     }
 
 
-def _write_processor(path: Path, merge: int) -> None:
+def processor_files(patch_size: int, longest: int, merge: int) -> dict[str, dict[str, Any]]:
+    """Files, by name, that tell transformers and vLLM how a Pixtral model sees pictures.
+
+    Args:
+        patch_size: side of a patch, pixels.
+        longest: longest edge of a picture, pixels.
+        merge: side of the square of patches that becomes one token.
+    """
     images = {
         "image_processor_type": "PixtralImageProcessor",
-        "size": {"longest_edge": LONGEST},
-        "patch_size": {"height": PATCH, "width": PATCH},
-        "image_mean": [0.48145466, 0.4578275, 0.40821073],
-        "image_std": [0.26862954, 0.26130258, 0.27577711],
+        "size": {"longest_edge": longest},
+        "patch_size": {"height": patch_size, "width": patch_size},
+        "image_mean": list(CLIP_MEAN),
+        "image_std": list(CLIP_STD),
         "resample": 3,
         "do_resize": True,
         "do_rescale": True,
@@ -264,6 +273,5 @@ def _write_processor(path: Path, merge: int) -> None:
         "rescale_factor": 1 / 255,
         "processor_class": "PixtralProcessor",
     }
-    (path / "preprocessor_config.json").write_text(json.dumps(images, indent=1))
-    processor = {"processor_class": "PixtralProcessor", "patch_size": PATCH, "spatial_merge_size": merge}
-    (path / "processor_config.json").write_text(json.dumps(processor, indent=1))
+    texts = {"processor_class": "PixtralProcessor", "patch_size": patch_size, "spatial_merge_size": merge}
+    return {"preprocessor_config.json": images, "processor_config.json": texts}

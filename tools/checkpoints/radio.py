@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from encoder_service.preprocess.base import CLIP_MEAN, CLIP_STD
 from tools.checkpoints.files import write_tensors
 from tools.checkpoints.qwen_tokenizer import write_tokenizer
 
@@ -17,7 +18,6 @@ Kind = Literal["old", "native", "native-long", "llama", "nano"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 #: of the language half; the tokenizer has a few tokens fewer
 HEADS, VOCABULARY = 2, 640
-CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 
 @dataclass(frozen=True)

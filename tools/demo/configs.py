@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from encoder_service.preprocess.base import CLIP_MEAN, CLIP_STD
+from tools.checkpoints.pixtral import processor_files
 from tools.demo.design import ISAAC, ISAAC_TOWER, PIXTRAL, PIXTRAL_RULE, PIXTRAL_TOWER
+from tools.demo.language_model import LanguageConfig
 from tools.demo.pictures import RULE
 
 MAX_POSITIONS = 4096
 
 
-def isaac_config() -> dict[str, Any]:
-    """``config.json`` of the Isaac demo."""
-    language = ISAAC.language
-    text = {
+def _text(language: LanguageConfig) -> dict[str, Any]:
+    """Sizes of a language model, in the names that all its kinds share."""
+    return {
         "vocab_size": language.vocabulary,
         "hidden_size": language.width,
         "intermediate_size": language.hidden,
@@ -26,13 +26,20 @@ def isaac_config() -> dict[str, Any]:
         "max_position_embeddings": MAX_POSITIONS,
         "rms_norm_eps": language.norm_eps,
         "rope_theta": language.rope_theta,
+        "tie_word_embeddings": False,
+    }
+
+
+def isaac_config() -> dict[str, Any]:
+    """``config.json`` of the Isaac demo."""
+    language = ISAAC.language
+    text = _text(language) | {
         "rope_scaling": {
             "rope_type": "default",
             "mrope_interleaved": True,
             "mrope_section": list(language.mrope_section),
         },
         "attention_bias": False,
-        "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
     }
     vision = {
@@ -78,19 +85,8 @@ def pixtral_config(image_id: int) -> dict[str, Any]:
         "text_config": {
             "model_type": "mistral",
             "architectures": ["MistralForCausalLM"],
-            "vocab_size": language.vocabulary,
-            "hidden_size": language.width,
-            "intermediate_size": language.hidden,
-            "num_hidden_layers": language.layers,
-            "num_attention_heads": language.heads,
-            "num_key_value_heads": language.key_heads,
-            "head_dim": language.head_dim,
-            "hidden_act": "silu",
-            "max_position_embeddings": MAX_POSITIONS,
-            "rms_norm_eps": language.norm_eps,
-            "rope_theta": language.rope_theta,
+            **_text(language),
             "sliding_window": None,
-            "tie_word_embeddings": False,
         },
         "vision_config": {
             "model_type": "pixtral",
@@ -110,28 +106,10 @@ def pixtral_config(image_id: int) -> dict[str, Any]:
 
 def pixtral_processor() -> dict[str, dict[str, Any]]:
     """Files that tell transformers and vLLM how the Pixtral demo sees pictures."""
-    side = PIXTRAL_RULE.patch_size
-    return {
-        "preprocessor_config.json": {
-            "image_processor_type": "PixtralImageProcessor",
-            "size": {"longest_edge": PIXTRAL_RULE.longest},
-            "patch_size": {"height": side, "width": side},
-            "image_mean": list(CLIP_MEAN),
-            "image_std": list(CLIP_STD),
-            "resample": 3,
-            "do_resize": True,
-            "do_rescale": True,
-            "do_normalize": True,
-            "do_convert_rgb": True,
-            "rescale_factor": 1 / 255,
-            "processor_class": "PixtralProcessor",
-        },
-        "processor_config.json": {
-            "processor_class": "PixtralProcessor",
-            "patch_size": side,
-            "spatial_merge_size": PIXTRAL_RULE.merge,
-            "image_token": "[IMG]",
-            "image_break_token": "[IMG_BREAK]",
-            "image_end_token": "[IMG_END]",
-        },
+    files = processor_files(PIXTRAL_RULE.patch_size, PIXTRAL_RULE.longest, PIXTRAL_RULE.merge)
+    files["processor_config.json"] |= {
+        "image_token": PIXTRAL.image,
+        "image_break_token": PIXTRAL.row_end,
+        "image_end_token": PIXTRAL.image_end,
     }
+    return files
