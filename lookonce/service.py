@@ -87,21 +87,11 @@ def running(settings: Settings, report: Report = lambda _: None) -> Iterator[str
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="lookonce-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        if settings.ray.address is None:
-            _mark_run(stack, folder)
         cache_url = settings.cache.url or _private_redis(stack, settings, folder, report)
         _start_ray(stack, settings, folder, report)
         _start_serve(stack, settings, cache_url, report)
         yield f"http://{settings.http.host}:{settings.http.port}"
         report("Stopping")
-
-
-def _mark_run(stack: ExitStack, folder: Path) -> None:
-    """Every process that the run starts from here on inherits its mark, and is ended with it at the latest."""
-    stack.callback(_end_leftovers, str(folder))
-    temporary = folder / "tmp"  # sockets of processes that are ended before they tidy up go with the folder
-    temporary.mkdir()
-    stack.enter_context(temporary_environment({RUN_VARIABLE: str(folder), "TMPDIR": str(temporary)}))
 
 
 def _private_redis(stack: ExitStack, settings: Settings, folder: Path, report: Report) -> str:
@@ -141,6 +131,12 @@ def _start_ray(stack: ExitStack, settings: Settings, folder: Path, report: Repor
         }
     )
     handlers = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+    if not address:
+        stack.callback(_end_leftovers, str(folder))
+        temporary = folder / "tmp"  # sockets of processes that are ended before they tidy up go with the folder
+        temporary.mkdir()
+        # what every process of the run inherits
+        stack.enter_context(temporary_environment({RUN_VARIABLE: str(folder), "TMPDIR": str(temporary)}))
     ray.init(
         address=address or "local",
         namespace="lookonce",
