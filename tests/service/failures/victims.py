@@ -23,15 +23,17 @@ TITLES = {
 }
 
 
-def victims(role: str, run: str | None = None) -> list[int]:
-    """Process ids of one role in this process's service, or in the run of that marker."""
-    run = run or os.environ[RUN_VARIABLE]
+def victims(role: str) -> list[int]:
+    """Process ids of one role in this process's service."""
+    run = os.environ[RUN_VARIABLE]
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.status() == psutil.STATUS_ZOMBIE or TITLES[role] not in " ".join(process.cmdline()):
+            title = " ".join(process.cmdline())
+            if process.status() == psutil.STATUS_ZOMBIE or TITLES[role] not in title:
                 continue
-            if process.environ().get(RUN_VARIABLE) == run:
+            # Redis writes its title over its environment; its socket lies in the run's folder
+            if run in title or process.environ().get(RUN_VARIABLE) == run:
                 found.append(process.pid)
     return sorted(found)
 
