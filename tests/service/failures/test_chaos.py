@@ -142,7 +142,7 @@ def test_chaos() -> None:
             f"{role:8} killed; longest time without an answer in the {PERIOD:g} s after: {max(gaps, default=0):.1f} s"
         )
     print(dict(tally.outcomes))
-    assert {role for _, role in kills} == set(ROLES) or SECONDS < 2 * PERIOD * len(ROLES)
+    assert {role for _, role in kills} == set(ROLES) or 2 * PERIOD * len(ROLES) > SECONDS
     assert tally.wrong == []
     assert tally.lost == []
     assert tally.outcomes["answered"] > SECONDS / 2
