@@ -48,6 +48,18 @@ class Namespace:
             if not re.fullmatch(r"[0-9a-f]{32,}", fingerprint):
                 raise ValueError(f"a fingerprint has 32 hex digits or more, not {fingerprint!r}")
 
+    @classmethod
+    def of(cls, key: str) -> Namespace:
+        """The namespace of a key that :meth:`embedding_key` made.
+
+        Raises:
+            ValueError: it made no such key.
+        """
+        match key.split(":"):
+            case ["lookonce", "emb", model, tower, preprocess, digest] if _DIGEST.fullmatch(digest):
+                return cls(model, tower, preprocess)
+        raise ValueError(f"not the key of an embedding: {key!r}")
+
     def embedding_key(self, digest: str) -> str:
         """Redis key of a picture's embedding record.
 

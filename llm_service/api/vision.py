@@ -241,6 +241,7 @@ class ImageResolver:
                 raise failure.error from failure
             joined = False  # somebody else's bad luck is not remembered: this request tries for itself
             item = await encode()
+        self._namespace = Namespace.of(item.key)  # asking for it would wake a pool that sleeps by then
         return replace(item, cached=True, timings={}) if joined else item
 
 

@@ -113,6 +113,7 @@ def test_every_part_of_a_namespace_counts() -> None:
     """C12: another model, tower or preprocessing never hits."""
     parts = [("m", TOWER, PREPROCESS), ("n", TOWER, PREPROCESS), ("m", PREPROCESS, TOWER), ("m", TOWER, "d" * 64)]
     keys = [Namespace(*part).embedding_key(DIGEST) for part in parts]
+    assert [Namespace.of(key) for key in keys] == [Namespace(*part) for part in parts]
     assert len({*keys, *map(lease_key, keys), *map(wake_channel, keys)}) == 12
 
 
@@ -160,3 +161,9 @@ def test_a_seal_fits_one_alias_and_one_digest() -> None:
             assert open_alias(alias, bytes(wrong)) is None
     for wrong in (b"", TOWER.encode(), value[:-1], value + b"0", value.upper(), b"\xff" * 97):
         assert open_alias(alias, wrong) is None
+
+
+@pytest.mark.parametrize("key", ["", "lookonce:emb:m", f"lookonce:alias:m:{TOWER}:{PREPROCESS}:{DIGEST}", f"{DIGEST}:"])
+def test_other_keys_have_no_namespace(key: str) -> None:
+    with pytest.raises(ValueError, match="not the key"):
+        Namespace.of(key)

@@ -1,63 +1,19 @@
-"""Pools that start from nothing, grow by their own signal, and route by what replicas have seen."""
+"""Pools that start from nothing and grow by their own signal."""
 
 from __future__ import annotations
 
-import base64
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
 import pytest
 
 from lookonce.service import running
-from shared.config import Settings
-from tests.service.conftest import MODEL, image_part, random_png, service_settings, text_part, user
+from tests.service.scaling.kit import ask, pools, replicas, within
 
 pytestmark = pytest.mark.slow
-
-
-def pools(encoder: dict[str, Any], language: dict[str, Any]) -> Settings:
-    settings = service_settings()
-    (model,) = settings.models
-    changed = model.model_copy(
-        update={
-            "encoder": model.encoder.model_copy(update=encoder),
-            "language": model.language.model_copy(update=language),
-        }
-    )
-    return settings.model_copy(update={"models": (changed,)})
-
-
-def body(seed: int, side: int = 64, **more: Any) -> dict[str, Any]:
-    url = "data:image/png;base64," + base64.b64encode(random_png(seed, side, side)).decode()
-    return {
-        "model": MODEL,
-        "messages": user(image_part(url), text_part("Describe the picture.")),
-        "temperature": 0,
-    } | more
-
-
-def ask(url: str, seed: int, **more: Any) -> dict[str, Any]:
-    response = httpx.post(f"{url}/v1/chat/completions", json=body(seed, **more), timeout=130)
-    assert response.status_code == httpx.codes.OK, response.text
-    found: dict[str, Any] = response.json()
-    return found
-
-
-def replicas(url: str, pool: str, state: str = "RUNNING") -> int:
-    (model,) = httpx.get(f"{url}/v1/status", timeout=30).json()["models"]
-    return int(model[pool]["replicas"].get(state, 0))
-
-
-def within(seconds: float, condition: Any, what: str) -> float:
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < seconds, what
-        time.sleep(0.3)
-    return time.monotonic() - begin
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +33,8 @@ def test_an_idle_pool_has_no_replica_and_wakes_for_requests(sleepy: str) -> None
     within(60, lambda: replicas(sleepy, "encoder") == 0, "back to none")
     answer = ask(sleepy, 1)
     assert answer["choices"][0]["message"]["content"] == first
+    details = answer["usage"]["prompt_tokens_details"]
+    assert details["cached_image_tokens"] == details["image_tokens"] > 0
     assert replicas(sleepy, "encoder") == 0, "a known image wakes nobody"
     with ThreadPoolExecutor(20) as threads:
         answers = list(threads.map(lambda seed: ask(sleepy, seed), range(100, 120)))
@@ -105,13 +63,3 @@ def test_images_move_the_encoder_pool_only(sleepy: str) -> None:
             future.result()
     assert most == 2
     within(60, lambda: replicas(sleepy, "encoder") == 0, "none is left after the load")
-
-
-def test_requests_about_one_image_meet_in_one_language_replica() -> None:
-    """The second question finds the first one's tokens in the prefix cache, whichever of two replicas took it."""
-    with running(pools({}, {"min_replicas": 2, "max_replicas": 2})) as url:
-        for seed in range(300, 310):
-            first, second, third = (ask(url, seed, side=256, max_tokens=2)["usage"] for _ in range(3))
-            assert first["prompt_tokens_details"]["cached_tokens"] == 0
-            for again in (second, third):
-                assert again["prompt_tokens_details"]["cached_tokens"] > 0, f"image {seed} went to a stranger"
