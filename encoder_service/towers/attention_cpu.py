@@ -1,7 +1,7 @@
 """Packed attention on CPU: one call per run of equally long sequences.
 
-Blocked bfloat16 products are faster than torch's fused kernel on processors without AMX, but round the scores before the
-softmax. They are left out; ``python -m benchmarks.attention`` shows what they would gain and cost.
+Blocked bfloat16 products are faster than torch's fused kernel on processors without AMX, but round the scores before
+the softmax. They are left out; ``python -m benchmarks.attention`` shows what they would gain and cost.
 """
 
 from __future__ import annotations
