@@ -123,7 +123,7 @@ def build_ingress(settings: Settings, cache_url: str) -> FastAPI:
     """The HTTP application of one ingress replica."""
     log.configure(settings.log)
     connect: Callable[[], AbstractAsyncContextManager[Backend]] = partial(_connect, settings, cache_url)
-    return create_app(settings.http, settings.access, connect)
+    return create_app(settings.http, settings.access, connect, settings.batches)
 
 
 @asynccontextmanager

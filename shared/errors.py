@@ -4,7 +4,8 @@ LookonceError
 ├── RequestError (400)        the caller can mend it
 │   ├── BadImage, ImageTooLarge, TooManyImages, FetchFailed, ContextTooLong
 │   ├── Unauthorized (401)
-│   ├── UnknownModel, UnknownImage (404)
+│   ├── UnknownModel, UnknownImage, UnknownFile, UnknownBatch (404)
+│   ├── Conflict (409)
 │   ├── PayloadTooLarge (413)
 │   └── QuarantinedImage (422)
 ├── Busy (429)                try again after ``retry_after`` seconds
@@ -94,6 +95,27 @@ class UnknownImage(RequestError):
 
     status = 404
     code = "image_not_found"
+
+
+class UnknownFile(RequestError):
+    """A file that this tenant does not have."""
+
+    status = 404
+    code = "file_not_found"
+
+
+class UnknownBatch(RequestError):
+    """A batch that this tenant does not have."""
+
+    status = 404
+    code = "batch_not_found"
+
+
+class Conflict(RequestError):
+    """It is in a state in which this cannot be done."""
+
+    status = 409
+    code = "conflict"
 
 
 class Unauthorized(RequestError):

@@ -82,6 +82,10 @@ class Access:
             if tenant.requests_per_minute is not None
         }
 
+    def everyone(self) -> list[Tenant]:
+        """All tenants that there are; the one of everybody where none are configured."""
+        return list({tenant.name: tenant for tenant in self._tenants.values()}.values()) or [EVERYBODY]
+
     def tenant(self, authorization: str | None) -> Tenant:
         """Whose key this is.
 

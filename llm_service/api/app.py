@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import cache
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -13,21 +14,30 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from llm_service.api.access import Access
+from llm_service.api.batches.routes import BODIES as BATCH_BODIES
+from llm_service.api.batches.routes import router as batch_router
+from llm_service.api.batches.service import running_batches
 from llm_service.api.endpoint import Backend, Endpoint
 from llm_service.api.middleware import BodyLimit, RequestId
+from llm_service.api.openapi import document
 from llm_service.api.responses import error_body
-from llm_service.api.routes import State, router
+from llm_service.api.routes import BODIES, router
+from llm_service.api.state import State
 from llm_service.api.uploads import Uploads
-from shared.config import AccessSettings, HttpSettings
+from shared.config import AccessSettings, BatchSettings, HttpSettings
 from shared.errors import LookonceError, RequestError, RetryableError, Unauthorized
 
 logger = logging.getLogger(__name__)
+
+#: what a form adds to the file in it, at most
+FORM_BYTES = 1 << 16
 
 
 def create_app(
     settings: HttpSettings,
     access: AccessSettings,
     connect: Callable[[], AbstractAsyncContextManager[Backend]],
+    batches: BatchSettings | None = None,
 ) -> FastAPI:
     """Builds the application.
 
@@ -35,27 +45,34 @@ def create_app(
         settings: limits and deadlines.
         access: who may ask.
         connect: opens the services of all models, and the cache, for the application's life.
+        batches: where files and batches are kept; None for the defaults.
     """
+
+    batches = batches or BatchSettings()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with connect() as backend:
-            uploads = Uploads()
-            app.state.lookonce = State(Endpoint(settings, backend), Access(access), uploads)
+        async with connect() as backend, AsyncExitStack() as stack:
+            endpoint, gate, uploads = Endpoint(settings, backend), Access(access), Uploads()
+            running = running_batches(batches, gate.everyone(), endpoint.answer, lambda: endpoint.in_work)
+            app.state.lookonce = State(endpoint, gate, uploads, await stack.enter_async_context(running))
             try:
                 yield
             finally:
                 await uploads.close()
 
     app = FastAPI(title="lookonce", version="0.1.0", lifespan=lifespan)
-    app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
+    larger = {"/v1/files": batches.max_file_bytes + FORM_BYTES}
+    app.add_middleware(BodyLimit, limit=settings.max_body_bytes, larger=larger)
     if access.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(access.cors_origins), allow_methods=["*"], allow_headers=["*"]
         )
     app.add_middleware(RequestId)
     app.include_router(router)
+    app.include_router(batch_router)
     _add_error_handlers(app)
+    app.openapi = cache(lambda: document(app, [*BODIES, *BATCH_BODIES], keys=bool(access.tenants)))  # type: ignore[method-assign]
     return app
 
 

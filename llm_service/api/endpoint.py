@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from llm_service.api.access import Tenant
 from llm_service.api.chat import ModelService, Prepared
 from llm_service.api.responses import ChatWriter, TextWriter, Writer, error_body, report_body, usage_body
-from llm_service.api.schemas import ChatCompletionRequest, CompletionRequest
+from llm_service.api.schemas import Body, ChatCompletionRequest, CompletionRequest
 from llm_service.api.vision import gather_or_cancel
 from llm_service.messages import Chunk, EngineUsage
 from shared import metrics
@@ -42,6 +42,12 @@ class Backend:
 
 Request = ChatCompletionRequest | CompletionRequest
 SomeRequest = TypeVar("SomeRequest", ChatCompletionRequest, CompletionRequest)
+SomeBody = TypeVar("SomeBody", bound=Body)
+#: what lines of a batch may ask for
+BATCHED: dict[str, type[ChatCompletionRequest] | type[CompletionRequest]] = {
+    "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/completions": CompletionRequest,
+}
 #: bodies above this many bytes are parsed beside the event loop, so that running streams keep flowing
 PARSE_IN_THREAD_BYTES = 1 << 18
 
@@ -58,7 +64,8 @@ class Endpoint:
         self.services = backend.services
         self.cache = backend.cache
         self._settings = settings
-        self._in_work = 0
+        #: interactive requests
+        self.in_work = 0
 
     def models(self, tenant: Tenant) -> list[str]:
         """Names of the models that a tenant may use."""
@@ -82,13 +89,13 @@ class Endpoint:
         Raises:
             Busy: all are taken.
         """
-        if self._in_work >= self._settings.max_concurrent:
-            raise Busy(f"{self._in_work} requests are in work, which is the limit; try again in a moment")
-        self._in_work += 1
+        if self.in_work >= self._settings.max_concurrent:
+            raise Busy(f"{self.in_work} requests are in work, which is the limit; try again in a moment")
+        self.in_work += 1
         try:
             yield
         finally:
-            self._in_work -= 1
+            self.in_work -= 1
 
     async def chat(self, body: bytes, tenant: Tenant) -> Response:
         """Answers one chat request."""
@@ -97,6 +104,35 @@ class Endpoint:
     async def complete(self, body: bytes, tenant: Tenant) -> Response:
         """Answers one plain completion request."""
         return await self._answer("completion", CompletionRequest, body, tenant)
+
+    async def answer(self, endpoint: str, body: bytes, tenant: Tenant, request: str) -> dict[str, Any]:
+        """Answers one request of a batch, whole; it takes no place from interactive ones.
+
+        Args:
+            endpoint: path of the endpoint that the request is for.
+            body: its body.
+            tenant: whose it is.
+            request: its id.
+
+        Raises:
+            LookonceError: what the endpoint would have answered.
+        """
+        request_id.set(request)
+        model, status = "", 500
+        try:
+            asked = await parse(BATCHED[endpoint], body)
+            service = self.service(asked.model, tenant)
+            model = asked.model
+            if asked.stream:
+                raise RequestError("a batch has no streams; leave stream out", param="stream")
+            whole = await self._completion(asked, service, tenant)
+            status = 200
+            return whole
+        except LookonceError as error:
+            status = error.status
+            raise
+        finally:
+            metrics.REQUESTS.labels("batch", model, str(status)).inc()
 
     async def _answer(self, route: str, kind: type[SomeRequest], body: bytes, tenant: Tenant) -> Response:
         begin = time.perf_counter()
@@ -120,16 +156,19 @@ class Endpoint:
 
     async def _whole(self, request: Request, service: ModelService, tenant: Tenant) -> Response:
         with self.admitted():
-            try:
-                async with asyncio.timeout(self._settings.request_timeout):
-                    prepared = await service.prepare(request, tenant.salt)
-                    chunks = await _collected(service, prepared)
-            except TimeoutError as error:
-                raise self._late() from error
+            return JSONResponse(await self._completion(request, service, tenant))
+
+    async def _completion(self, request: Request, service: ModelService, tenant: Tenant) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(self._settings.request_timeout):
+                prepared = await service.prepare(request, tenant.salt)
+                chunks = await _collected(service, prepared)
+        except TimeoutError as error:
+            raise self._late() from error
         usage, items = _final_usage(chunks, prepared), _items(prepared)
         _observe(request.model, items, usage)
         report = report_body(usage, items) if request.timings else None
-        return JSONResponse(_writer(request).whole(chunks, request.answers, usage_body(usage, items), report))
+        return _writer(request).whole(chunks, request.answers, usage_body(usage, items), report)
 
     async def _stream(self, request: Request, service: ModelService, tenant: Tenant) -> Response:
         events = self._events(request, service, tenant)
@@ -170,7 +209,7 @@ class Endpoint:
         return DeadlineExceeded(f"the request took longer than {self._settings.request_timeout:g} s")
 
 
-async def parse(kind: type[SomeRequest], body: bytes) -> SomeRequest:
+async def parse(kind: type[SomeBody], body: bytes) -> SomeBody:
     """Reads a body.
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -38,20 +39,28 @@ class RequestId:
 
 
 class BodyLimit:
-    """Refuses bodies above ``limit`` bytes, by their declared length or while they come in."""
+    """Refuses bodies above a limit, by their declared length or while they come in.
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
+    Args:
+        app: what is below.
+        limit: bytes.
+        larger: limits of routes that take more, by path; what they take must not be kept in memory.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int, larger: Mapping[str, int]) -> None:
         self._app = app
         self._limit = limit
+        self._larger = larger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        limit = self._larger.get(scope["path"], self._limit)
         declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if not declared.isdigit() or int(declared) > self._limit:
-            await self._refuse(send)
+        if not declared.isdigit() or int(declared) > limit:
+            await self._refuse(send, limit)
             return
         seen = 0
 
@@ -59,17 +68,18 @@ class BodyLimit:
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
-            if seen > self._limit:
-                raise self._error()
+            if seen > limit:
+                raise _too_large(limit)
             return message
 
         await self._app(scope, receive_counted, send)
 
-    def _error(self) -> PayloadTooLarge:
-        return PayloadTooLarge(f"the request body is above the limit of {self._limit} bytes; send smaller images")
-
-    async def _refuse(self, send: Send) -> None:
-        body = json.dumps(error_body(self._error())).encode()
+    async def _refuse(self, send: Send, limit: int) -> None:
+        body = json.dumps(error_body(_too_large(limit))).encode()
         headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": PayloadTooLarge.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+def _too_large(limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"the request body is above the limit of {limit} bytes; send less at once")

@@ -118,8 +118,9 @@ class Writer(ABC):
         choices = []
         for index in range(answers):
             mine = [chunk for chunk in chunks if chunk.index == index]
-            finish = next((chunk.finish_reason for chunk in mine if chunk.finish_reason), "stop")
-            choices.append({"index": index, **self._answer(mine), "finish_reason": finish})
+            last = mine[-1] if mine else Chunk(index, "")
+            ending = {"finish_reason": last.finish_reason or "stop", "stop_reason": last.stop_reason}
+            choices.append({"index": index, **self._answer(mine), **ending})
         body = {**self._head, "object": self.whole_object, "choices": choices, "usage": usage}
         return body | ({"lookonce": report} if report else {})
 
@@ -148,6 +149,7 @@ class ChatWriter(Writer):
             "delta": {"content": chunk.text} if chunk.text or not chunk.finish_reason else {},
             "logprobs": logprobs_body(chunk.logprobs),
             "finish_reason": chunk.finish_reason,
+            "stop_reason": chunk.stop_reason,
         }
         return self._chunk([choice])
 
@@ -173,8 +175,8 @@ class TextWriter(Writer):
         """See :meth:`Writer.piece`."""
         logprobs = text_logprobs_body(chunk.logprobs, self._written[chunk.index])
         self._written[chunk.index] += len(chunk.text)
-        choice = {"index": chunk.index, "text": chunk.text, "logprobs": logprobs, "finish_reason": chunk.finish_reason}
-        return self._chunk([choice])
+        ending = {"finish_reason": chunk.finish_reason, "stop_reason": chunk.stop_reason}
+        return self._chunk([{"index": chunk.index, "text": chunk.text, "logprobs": logprobs, **ending}])
 
     def _answer(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
         text = "".join(chunk.text for chunk in chunks)

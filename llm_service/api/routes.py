@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, File, Form, Query, Request, UploadFile
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi import APIRouter, File, Form, Query, Request, UploadFile
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel
 
-from llm_service.api.access import Access, Tenant
+from llm_service.api.access import Tenant
+from llm_service.api.answers import (
+    ChatCompletion,
+    DeletedImage,
+    Health,
+    KnownImage,
+    ModelCard,
+    ModelList,
+    Readiness,
+    ServiceState,
+    TextCompletion,
+    UploadedImage,
+)
 from llm_service.api.chat import ModelService
-from llm_service.api.endpoint import Endpoint
+from llm_service.api.openapi import answer, body, faults, streamed
 from llm_service.api.schemas import ChatCompletionRequest, CompletionRequest
+from llm_service.api.state import Administrator, KnownTenant, State, StateOf, TenantOf
 from llm_service.api.status import service_status, unready
-from llm_service.api.uploads import Uploads
 from shared import metrics
 from shared.errors import RequestError, Unavailable
 
@@ -26,64 +37,9 @@ PAGE = Path(__file__).parent / "page.html"
 router = APIRouter()
 
 
-@dataclass(frozen=True)
-class State:
-    """What the application's life holds for the routes."""
-
-    endpoint: Endpoint
-    access: Access
-    uploads: Uploads
-
-
-def _state(request: Request) -> State:
-    state: State = request.app.state.lookonce
-    return state
-
-
-def _tenant(request: Request) -> Tenant:
-    access = _state(request).access
-    tenant = access.tenant(request.headers.get("authorization"))
-    access.count(tenant)
-    return tenant
-
-
-def _known(request: Request) -> Tenant:
-    """A tenant whose question is too small to count."""
-    return _state(request).access.tenant(request.headers.get("authorization"))
-
-
-def _admin(request: Request) -> Tenant:
-    return _state(request).access.admin(request.headers.get("authorization"))
-
-
-StateOf = Annotated[State, Depends(_state)]
-TenantOf = Annotated[Tenant, Depends(_tenant)]
-KnownTenant = Annotated[Tenant, Depends(_known)]
-Administrator = Annotated[Tenant, Depends(_admin)]
-
-
-def _body(model: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
-    """A request body for the OpenAPI document; the endpoint parses it by itself, large ones beside the event loop."""
-    schema = model.model_json_schema()
-    definitions = schema.pop("$defs", {})
-    content = {"application/json": {"schema": _inlined(schema, definitions), "example": example}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
-    """A schema with its references put in, so that it stands by itself."""
-    if isinstance(node, list):
-        return [_inlined(item, definitions) for item in node]
-    if not isinstance(node, dict):
-        return node
-    if reference := node.get("$ref"):
-        return _inlined(definitions[reference.rsplit("/", 1)[-1]], definitions)
-    return {
-        name: _inlined(value, definitions)
-        for name, value in node.items()
-        if name != "discriminator"  # it maps to references
-    }
-
+#: body models that routes here name in the document
+BODIES: list[type[BaseModel]] = [ChatCompletionRequest, CompletionRequest]
+_WORK = faults(400, 401, 404, 413, 422, 429, 500, 503, 504)
 
 _CHAT = {
     "model": "lookonce-demo",
@@ -100,7 +56,33 @@ _CHAT = {
 }
 
 
-@router.post("/v1/chat/completions", openapi_extra=_body(ChatCompletionRequest, _CHAT))
+_NAMED_IMAGE = _CHAT | {
+    "messages": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "image_url", "image_url": {"url": "lookonce://" + 64 * "0"}},
+                {"type": "text", "text": "Where is the purple star?"},
+            ],
+        }
+    ],
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
+_SHAPED = _CHAT | {
+    "messages": [{"role": "user", "content": "Name a colour."}],
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": "colour", "schema": {"type": "object", "properties": {"colour": {"type": "string"}}}},
+    },
+}
+
+
+@router.post(
+    "/v1/chat/completions",
+    responses=streamed(ChatCompletion, "The completion.") | _WORK,
+    openapi_extra=body(ChatCompletionRequest, picture=_CHAT, picture_sent_ahead=_NAMED_IMAGE, json=_SHAPED),
+)
 async def chat_completions(request: Request, state: StateOf, tenant: TenantOf) -> Response:
     """Answers a chat about images and text, streamed or whole."""
     return await state.endpoint.chat(await request.body(), tenant)
@@ -108,20 +90,23 @@ async def chat_completions(request: Request, state: StateOf, tenant: TenantOf) -
 
 @router.post(
     "/v1/completions",
-    openapi_extra=_body(CompletionRequest, {"model": "lookonce-demo", "prompt": "Row 1: red", "max_tokens": 8}),
+    responses=streamed(TextCompletion, "The completion.") | _WORK,
+    openapi_extra=body(
+        CompletionRequest, text={"model": "lookonce-demo", "prompt": "Row 1: red", "max_tokens": 8, "temperature": 0}
+    ),
 )
 async def completions(request: Request, state: StateOf, tenant: TenantOf) -> Response:
     """Goes on with a text, streamed or whole."""
     return await state.endpoint.complete(await request.body(), tenant)
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", response_model=ModelList, responses=faults(401, 500))
 async def models(state: StateOf, tenant: KnownTenant) -> dict[str, Any]:
     """The models that this service answers for."""
     return {"object": "list", "data": [_card(name) for name in state.endpoint.models(tenant)]}
 
 
-@router.get("/v1/models/{name:path}")
+@router.get("/v1/models/{name:path}", response_model=ModelCard, responses=faults(401, 404, 500))
 async def model(state: StateOf, tenant: KnownTenant, name: str) -> dict[str, Any]:
     """One model."""
     state.endpoint.service(name, tenant)
@@ -132,7 +117,7 @@ def _card(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "lookonce"}
 
 
-@router.post("/v1/images")
+@router.post("/v1/images", response_model=UploadedImage, response_model_exclude_unset=True, responses=_WORK)
 async def upload_image(
     state: StateOf, tenant: TenantOf, file: Annotated[UploadFile, File()], model: Annotated[str | None, Form()] = None
 ) -> dict[str, Any]:
@@ -145,14 +130,19 @@ async def upload_image(
 ModelQuery = Annotated[str | None, Query(description="may be left out where only one model is served")]
 
 
-@router.get("/v1/images/{name}")
+@router.get(
+    "/v1/images/{name}",
+    response_model=KnownImage,
+    response_model_exclude_unset=True,
+    responses=faults(400, 401, 404, 429, 500, 503),
+)
 async def image(state: StateOf, tenant: KnownTenant, name: str, model: ModelQuery = None) -> dict[str, Any]:
     """What is known of a picture."""
     model, service = _service(state, tenant, model)
     return await state.uploads.describe(model, service, name, tenant)
 
 
-@router.delete("/v1/images/{name}")
+@router.delete("/v1/images/{name}", response_model=DeletedImage, responses=faults(400, 401, 404, 429, 500, 503))
 async def purge_image(state: StateOf, tenant: TenantOf, name: str, model: ModelQuery = None) -> dict[str, Any]:
     """Purges a picture's embedding from the cache."""
     model, service = _service(state, tenant, model)
@@ -168,19 +158,23 @@ def _service(state: State, tenant: Tenant, model: str | None) -> tuple[str, Mode
     return model, state.endpoint.service(model, tenant)
 
 
-@router.get("/v1/status")
+@router.get("/v1/status", response_model=ServiceState, responses=faults(401, 500, 503))
 async def status(state: StateOf, _: Administrator) -> dict[str, Any]:
     """Pools and cache, now."""
     return await service_status(state.endpoint)
 
 
-@router.get("/healthz")
+@router.get("/healthz", response_model=Health, openapi_extra={"security": []})
 async def healthz() -> dict[str, str]:
     """Answers while the ingress lives."""
     return {"status": "ok"}
 
 
-@router.get("/readyz")
+@router.get(
+    "/readyz",
+    responses=answer({"model": Readiness}) | faults(500, 503),
+    openapi_extra={"security": []},
+)
 async def readyz(state: StateOf) -> Response:
     """Answers 200 while every pool has a replica that takes requests, or starts one when asked; else 503."""
     if missing := await unready(state.endpoint):
@@ -188,7 +182,11 @@ async def readyz(state: StateOf) -> Response:
     return JSONResponse({"status": "ready"})
 
 
-@router.get("/metrics")
+@router.get(
+    "/metrics",
+    responses=answer({"content": {"text/plain": {"schema": {"type": "string"}}}}) | faults(401, 500),
+    response_class=PlainTextResponse,
+)
 async def prometheus(_: Administrator) -> Response:
     """Prometheus metrics of every process on this node."""
     text, content_type = await asyncio.to_thread(metrics.render)

@@ -15,9 +15,9 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 
 class Body(BaseModel):
-    """Base of request bodies: unknown fields pass, wrong types do not."""
+    """Base of request bodies: unknown fields pass, wrong types do not (``"5"`` is no number)."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", strict=True)
 
 
 class ImageUrl(Body):

@@ -16,6 +16,7 @@ from shared.config.models import (
 from shared.config.section import Seconds, Section
 from shared.config.service import (
     AccessSettings,
+    BatchSettings,
     CacheSettings,
     HttpSettings,
     ImageSettings,
@@ -28,6 +29,7 @@ from shared.config.tree import ENV_PREFIX, Settings, load_settings
 __all__ = [
     "ENV_PREFIX",
     "AccessSettings",
+    "BatchSettings",
     "CacheSettings",
     "Dtype",
     "EncoderSettings",

@@ -122,6 +122,27 @@ class AccessSettings(Section):
         return tenants
 
 
+class BatchSettings(Section):
+    """Files and batches: many requests in one file, answered when there is room.
+
+    Attributes:
+        folder: where they are kept, on a disk that every ingress replica sees; None takes a temporary one, which goes
+            with the ingress.
+        concurrency: lines in work at once, over all batches.
+        concurrency_beside_others: the same while interactive requests are in work.
+        max_file_bytes: size of one file, bytes.
+        max_tenant_bytes: size of all files of one tenant, bytes.
+        max_requests: lines of one batch.
+    """
+
+    folder: Path | None = None
+    concurrency: int = Field(16, ge=1)
+    concurrency_beside_others: int = Field(1, ge=1)
+    max_file_bytes: int = Field(200 << 20, ge=1)
+    max_tenant_bytes: int = Field(10 << 30, ge=1)
+    max_requests: int = Field(50_000, ge=1)
+
+
 class RaySettings(Section):
     """Where the actors run.
 

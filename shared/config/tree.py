@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from shared.config.models import ModelSettings
 from shared.config.service import (
     AccessSettings,
+    BatchSettings,
     CacheSettings,
     HttpSettings,
     ImageSettings,
@@ -32,6 +33,7 @@ class Settings(BaseSettings):
     images: ImageSettings = ImageSettings()
     http: HttpSettings = HttpSettings()
     access: AccessSettings = AccessSettings()
+    batches: BatchSettings = BatchSettings()
     ray: RaySettings = RaySettings()
     log: LogSettings = LogSettings()
 

@@ -106,5 +106,6 @@ def test_the_openapi_document_stands_by_itself(url: str) -> None:
     document = httpx.get(f"{url}/openapi.json").json()
     assert "#/$defs" not in str(document)
     body = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]
-    assert body["schema"]["required"] == ["model", "prompt"]
-    assert body["example"]["model"]
+    named = body["schema"]["$ref"].removeprefix("#/components/schemas/")
+    assert document["components"]["schemas"][named]["required"] == ["model", "prompt"]
+    assert all(example["value"]["model"] for example in body["examples"].values())
