@@ -160,27 +160,35 @@ async def _caption(
 def encode(
     folder: Annotated[Path, typer.Argument(help="Folder with pictures; subfolders are searched too.")],
     out_file: Annotated[Path, typer.Option("--out", "-o", help="safetensors file to write.")],
-    checkpoint: Annotated[Path, typer.Option(help="Folder of an encoder without a language model, such as C-RADIO.")],
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Folder of an encoder without a language model, such as C-RADIO.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="YAML file whose first model is the encoder, instead.")
+    ] = None,
     features: Annotated[
         bool, typer.Option("--features/--summary", help="One vector per patch, or one per picture.")
     ] = True,
-    dtype: Annotated[Dtype, typer.Option(help="Of the encoder and of the tensors.")] = "float32",
-    device: Annotated[str, typer.Option(help="Torch device.")] = "cpu",
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Of the encoder and of the tensors; else the file's, else float32.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Torch device; else the file's, else cpu.")] = None,
 ) -> None:
     """Encode every picture of a folder with an encoder alone. Exit code 3: some pictures failed."""
-    from lookonce.encode import encode_folder
+    from lookonce.encode import encode_folder, encoder_alone
 
     columns = (TextColumn("pictures"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
     try:
+        model = encoder_alone(checkpoint, config)
         with interruptible(), Progress(*columns, TimeRemainingColumn(), console=err) as bar:
             task = bar.add_task("", total=None, note="loading the encoder")
             report = encode_folder(
                 folder,
                 out_file,
-                checkpoint,
+                model.checkpoint,
                 summary=not features,
-                dtype=dtype,
-                device=device,
+                dtype=dtype or model.encoder.dtype,
+                device=device or model.encoder.device,
                 progress=lambda done, total, failed: bar.update(
                     task, completed=done, total=total, note=f"{failed} failed"
                 ),

@@ -18,7 +18,7 @@ from encoder_service.towers.radio import RadioTower
 from lookonce.caption import find_images
 from lookonce.tensor_writer import TensorWriter
 from shared import images
-from shared.config import Dtype, ImageSettings
+from shared.config import Dtype, ImageSettings, ModelSettings, load_settings
 from shared.errors import CheckpointError, ConfigError, LookonceError
 from shared.sizing import Grid
 
@@ -39,6 +39,20 @@ class Report:
 
     encoded: int = 0
     failures: list[tuple[str, str]] = field(default_factory=list)
+
+
+def encoder_alone(checkpoint: Path | None, config: Path | None) -> ModelSettings:
+    """The encoder that a command line names: a checkpoint with default settings, or a file's first model.
+
+    Raises:
+        ConfigError: both or none of them, or a file that cannot be used.
+    """
+    if (checkpoint is None) == (config is None):
+        raise ConfigError("give the encoder's folder with --checkpoint, or a settings file with --config")
+    if config is not None:
+        return load_settings(config).models[0]
+    assert checkpoint is not None
+    return ModelSettings(name="encoder", checkpoint=checkpoint)
 
 
 class _Picture(NamedTuple):

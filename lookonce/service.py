@@ -22,6 +22,7 @@ from shared import metrics
 from shared.config import Settings
 from shared.environment import temporary_environment
 from shared.errors import ConfigError, Unavailable
+from shared.families import family_of, read_config
 from shared.local_redis import LocalRedis
 
 Report = Callable[[str], None]
@@ -70,6 +71,26 @@ def check_port(host: str, port: int) -> None:
             ) from error
 
 
+def check_models(settings: Settings) -> None:
+    """Refuses models that cannot answer anything, before anything is started.
+
+    Raises:
+        ConfigError: no such folder, or a model without a language half.
+        CheckpointError: a folder whose configuration is of no known family.
+    """
+    for model in settings.models:
+        if not model.checkpoint.is_dir():
+            if settings.ray.address:  # another machine's folder, perhaps
+                continue
+            raise ConfigError(f"model {model.name}: there is no folder {model.checkpoint}; set its checkpoint")
+        family = family_of(read_config(model.checkpoint))
+        if family.language_architecture is None:
+            raise ConfigError(
+                f"model {model.name}: family {family.name} has no language model that can be served; "
+                "lookonce encode runs an encoder by itself, lookonce inspect tells what the folder holds"
+            )
+
+
 @contextmanager
 def running(settings: Settings, report: Report = lambda _: None) -> Iterator[str]:
     """Runs the service for the length of a ``with`` block.
@@ -80,9 +101,14 @@ def running(settings: Settings, report: Report = lambda _: None) -> Iterator[str
 
     Yields:
         Base URL of the endpoint.
+
+    Raises:
+        ConfigError, CheckpointError: a model that cannot be served, or a port that is taken.
+        Unavailable: a replica that could not start.
     """
     if settings.http.port == 0:
         settings = settings.model_copy(update={"http": settings.http.model_copy(update={"port": free_port()})})
+    check_models(settings)
     check_port(settings.http.host, settings.http.port)
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="lookonce-"))

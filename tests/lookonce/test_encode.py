@@ -97,11 +97,20 @@ def test_what_cannot_work_says_so_and_writes_nothing(folder: Path, checkpoint: P
         (encode(broken, out, checkpoint), "none of the 1 pictures"),
         (encode(folder, tmp_path / "nowhere" / "f.safetensors", checkpoint), "cannot write"),
         (encode(folder, out, tmp_path / "no checkpoint"), "config.json"),
+        (encode(folder, out, checkpoint, "--config", "x.yaml"), "--checkpoint, or a settings file"),
     ):
         assert run.exit_code == 1, run.output
         assert words in " ".join(run.output.split()), run.output
         assert "Traceback" not in run.output
     assert not list(results.iterdir())
+
+
+def test_a_settings_file_names_folder_and_dtype(folder: Path, checkpoint: Path, tmp_path: Path) -> None:
+    config, out = tmp_path / "encoder.yaml", tmp_path / "f.safetensors"
+    config.write_text(f"models: [{{name: e, checkpoint: '{checkpoint}', encoder: {{dtype: bfloat16}}}}]\n")
+    run = CliRunner().invoke(app, ["encode", str(folder), "--out", str(out), "--config", str(config)])
+    assert run.exit_code == 0, run.output
+    assert {tensor.dtype for tensor in load_file(out).values()} == {torch.bfloat16}
 
 
 def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
