@@ -18,7 +18,8 @@ from encoder_service.preprocess.base import Preprocess
 from encoder_service.tensor_files import TensorFiles
 from encoder_service.towers.base import Tower
 from encoder_service.towers.int8 import INT8_VERSION, to_int8
-from shared.config import Dtype, Quantization
+from encoder_service.towers.radio import RadioSummaryTower, RadioTower
+from shared.config import Dtype, EncoderOutput, Quantization
 from shared.errors import CheckpointError
 from shared.families import Family, family_of, read_config
 from shared.model_config import config_file, weight_stem
@@ -69,7 +70,11 @@ class LoadedEncoder:
 
 
 def load_encoder(
-    checkpoint: Path, dtype: Dtype, device: str = "cpu", quantization: Quantization = "none"
+    checkpoint: Path,
+    dtype: Dtype,
+    device: str = "cpu",
+    quantization: Quantization = "none",
+    output: EncoderOutput = "features",
 ) -> LoadedEncoder:
     """Loads the tower's tensors straight into the tower's own memory; language tensors are not read.
 
@@ -78,6 +83,7 @@ def load_encoder(
         dtype: dtype of the tower's weights, whatever the file holds.
         device: torch device.
         quantization: ``int8`` turns the tower's linear layers to 8 bits once they are loaded.
+        output: what the tower gives; a ``summary`` takes an encoder without a language model.
 
     Raises:
         CheckpointError: one sentence that names the file and the tensor or setting at fault.
@@ -86,6 +92,8 @@ def load_encoder(
     family = family_of(config)
     rule = _size_rule(family, config)
     layout, tower = _planned(checkpoint, config, family, rule, dtype)
+    if output == "summary":
+        tower = _summarising(tower, checkpoint, dtype)
     with TensorFiles(checkpoint, weight_stem(checkpoint)) as files:
         root, sources = _found(layout, tower, family, files, checkpoint)
         tower = tower.to_empty(device=torch.device(device)).eval()
@@ -94,6 +102,7 @@ def load_encoder(
             to_int8(tower)
         preprocess = layout.preprocess(layout.completed(config, partial(_stored, files, root)), rule)
     numbers = f"{dtype} int8 {INT8_VERSION}" if quantization == "int8" else dtype
+    numbers += " summary" if output == "summary" else ""
     prints = Fingerprints(
         tower_fingerprint(tower, layout.describe(tower), numbers), blake3(preprocess.fingerprint().encode()).hexdigest()
     )
@@ -125,6 +134,13 @@ def _planned(
         raise CheckpointError(f"{checkpoint}: no tower for family {family.name}; there are: {', '.join(LAYOUTS)}")
     with torch.device("meta"):
         return layout, layout.build(config, rule).to(getattr(torch, dtype)).requires_grad_(False)
+
+
+def _summarising(tower: Tower, checkpoint: Path, dtype: Dtype) -> Tower:
+    if not isinstance(tower, RadioTower) or tower.config.projector != "none":
+        raise CheckpointError(f"{checkpoint} gives no summaries; only RADIO encoders without a language model do")
+    with torch.device("meta"):
+        return RadioSummaryTower(tower.config).to(getattr(torch, dtype)).requires_grad_(False)
 
 
 def _found(layout: Layout, tower: Tower, family: Family, files: TensorFiles, checkpoint: Path) -> tuple[str, Sources]:

@@ -83,7 +83,9 @@ class EncoderEngine:
         settings, begin = self._model.encoder, time.perf_counter()
         self._say(f"Loading the tower of {self._model.name} in {settings.dtype} from {self._model.checkpoint}")
         loaded = await self._device.run(
-            lambda: load_encoder(self._model.checkpoint, settings.dtype, settings.device, settings.quantization)
+            lambda: load_encoder(
+                self._model.checkpoint, settings.dtype, settings.device, settings.quantization, settings.output
+            )
         )
         weights = sum(tensor.nbytes for tensor in loaded.tower.state_dict().values())
         tensors = sum(len(names) for names in loaded.read.values())
@@ -108,7 +110,7 @@ class EncoderEngine:
                 self._stats,
             ),
             self._room,
-            Store(self._cache, loaded.tower.merge),
+            Store(self._cache, loaded.tower.merge, pooled=loaded.tower.pooled),
             self._stats,
         )
         self._running = _Running(loaded, pipeline, health, work)

@@ -188,9 +188,9 @@ class Pipeline:
         embedding = await self.batcher.submit(flight, patches, priority)
         job.timings["queue"], job.timings["encode"] = embedding.queue_seconds, embedding.encode_seconds
         begin = time.perf_counter()
-        merge = self.store.merge
+        grid, merge = self.store.shape(patches.grid)
         try:
-            record = await self.reader.in_pool(lambda: encode_record(key, embedding.values, patches.grid, merge))
+            record = await self.reader.in_pool(lambda: encode_record(key, embedding.values, grid, merge))
         except RecordError as error:
             self._stats.not_finite += error.reason == "values"
             raise LookonceError(f"the encoder's result for this image cannot be used: {error}") from error
@@ -198,5 +198,5 @@ class Pipeline:
         job.timings["put"] = time.perf_counter() - begin
         self._stats.stored += stored
         self._stats.not_stored += not stored
-        item = VisionItem(key, patches.grid, merge, len(embedding.values), timings=job.timings)
+        item = VisionItem(key, grid, merge, len(embedding.values), timings=job.timings)
         return Outcome(item, record, stored)

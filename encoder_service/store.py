@@ -22,12 +22,18 @@ class Store:
     Args:
         cache: shared with other engines.
         merge: of this engine's tower.
+        pooled: whether that gives one row for every image.
     """
 
-    def __init__(self, cache: AsyncEmbeddingCache, merge: int) -> None:
+    def __init__(self, cache: AsyncEmbeddingCache, merge: int, *, pooled: bool = False) -> None:
         self._cache = cache
         self._owner = uuid.uuid4().hex
-        self.merge = merge
+        self._merge = merge
+        self._pooled = pooled
+
+    def shape(self, grid: Grid) -> tuple[Grid, int]:
+        """Grid and merge factor of an image's record."""
+        return (Grid(1, 1), 1) if self._pooled else (grid, self._merge)
 
     async def find(self, key: str) -> VisionItem | None:
         """The item of an embedding that the cache holds."""

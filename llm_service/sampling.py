@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+#: what fits into the engine's 32-bit token ids, and into the seed of a generator
+MAX_ID, MAX_SEED = (1 << 31) - 1, (1 << 63) - 1
+TokenId = Annotated[int, Field(ge=0, le=MAX_ID)]
 
 
 class SamplingOptions(BaseModel):
@@ -31,17 +35,17 @@ class SamplingOptions(BaseModel):
     max_tokens: int | None = Field(None, ge=1)
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1)
+    top_k: int = Field(0, ge=-1, le=MAX_ID)
     min_p: float = Field(0.0, ge=0, le=1)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, gt=0)
-    seed: int | None = None
+    seed: int | None = Field(None, ge=-MAX_SEED - 1, le=MAX_SEED)
     stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[TokenId, ...] = ()
     n: int = Field(1, ge=1)
     logprobs: int | None = Field(None, ge=0, le=20)
-    logit_bias: dict[int, float] = Field(default_factory=dict)
+    logit_bias: dict[TokenId, float] = Field(default_factory=dict)
     json_schema: dict[str, Any] | None = None
     regex: str | None = None
     ignore_eos: bool = False

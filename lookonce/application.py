@@ -14,7 +14,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from encoder_service.deployment import EncoderReplica
 from llm_service.api.app import create_app
-from llm_service.api.chat import ModelService
+from llm_service.api.chat import ImageService, ModelService
 from llm_service.api.endpoint import Backend
 from llm_service.api.ray_pools import RayEncoderPool, RayLanguagePool
 from llm_service.api.vision import ImageResolver
@@ -25,8 +25,9 @@ from lookonce.routing import AffinityRouter
 from shared import log, metrics
 from shared.cache import AsyncEmbeddingCache
 from shared.config import EncoderSettings, LanguageSettings, ModelSettings, PoolSettings, Settings
-from shared.families import context_length, size_rule
+from shared.families import context_length, has_language, size_rule
 from shared.fetch import ImageFetcher
+from shared.sizing_radio import ONE_ROW
 
 APPLICATION = "lookonce"
 INGRESS = "ingress"
@@ -57,10 +58,13 @@ def build(settings: Settings, cache_url: str) -> Application:
     pools = []
     for model in settings.models:
         encoder = _deployment(EncoderReplica, encoder_name(model), model.encoder, _encoder_policy(model.encoder))
+        pools.append(encoder.bind(settings, model, cache_url))
+        if not has_language(model.checkpoint):
+            continue
         language = _deployment(
             LanguageReplica, language_name(model), model.language, _language_policy(model.language)
         ).options(request_router_config=_router(model.language))
-        pools += [encoder.bind(settings, model, cache_url), language.bind(settings, model, cache_url)]
+        pools.append(language.bind(settings, model, cache_url))
 
     def asgi() -> FastAPI:  # Serve wants a plain function here
         return build_ingress(settings, cache_url)
@@ -140,12 +144,15 @@ async def _connect(settings: Settings, cache_url: str) -> AsyncIterator[Backend]
 
 def _service(
     settings: Settings, model: ModelSettings, cache: AsyncEmbeddingCache, fetcher: ImageFetcher
-) -> ModelService:
+) -> ImageService:
     metrics.start_at_zero(model.name)
     encoder = RayEncoderPool(serve.get_deployment_handle(encoder_name(model), APPLICATION), model.encoder)
+    images = ImageResolver(encoder, cache, fetcher, settings.images, model.name)
+    if not has_language(model.checkpoint):
+        return ImageService(images, ONE_ROW if model.encoder.output == "summary" else size_rule(model.checkpoint))
     language = RayLanguagePool(serve.get_deployment_handle(language_name(model), APPLICATION), model.language)
     return ModelService(
-        ImageResolver(encoder, cache, fetcher, settings.images, model.name),
+        images,
         language,
         prompt_builder(model.checkpoint),
         size_rule(model.checkpoint),

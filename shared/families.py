@@ -15,7 +15,17 @@ from shared.pixtral import MISTRAL3, PIXTRAL, PIXTRAL_HF
 from shared.radio import LLAMA_NEMOTRON, NEMOTRON_NANO, RADIO
 from shared.sizing import NaflexRule, SizeRule
 
-__all__ = ["FAMILIES", "ISAAC", "Config", "Family", "context_length", "family_of", "read_config", "size_rule"]
+__all__ = [
+    "FAMILIES",
+    "ISAAC",
+    "Config",
+    "Family",
+    "context_length",
+    "family_of",
+    "has_language",
+    "read_config",
+    "size_rule",
+]
 
 
 def _isaac_rule(config: Config) -> NaflexRule:
@@ -93,6 +103,15 @@ def size_rule(checkpoint: Path) -> SizeRule:
     """
     config = read_config(checkpoint)
     return family_of(config).size_rule(config)
+
+
+def has_language(checkpoint: Path) -> bool:
+    """Whether a checkpoint has a language model that is served here; else it is an encoder alone.
+
+    Raises:
+        CheckpointError: unknown family or unreadable configuration.
+    """
+    return family_of(read_config(checkpoint)).language_architecture is not None
 
 
 def context_length(checkpoint: Path) -> int:

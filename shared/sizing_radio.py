@@ -56,6 +56,10 @@ class FixedRule(SizeRule):
         return Grid(self.rows, self.columns)
 
 
+#: of encoders that give one row for every picture
+ONE_ROW = FixedRule(rows=1, columns=1)
+
+
 @dataclass(frozen=True)
 class TileRule(SizeRule):
     """A picture becomes square tiles, and the whole picture as one more when there are several.

@@ -70,7 +70,7 @@ class StaticBuffers:
         pinned: host memory that a device copies from by itself.
 
     Attributes:
-        outputs: ``[most patches / merge², width]``.
+        outputs: ``[most rows, width]``, see :meth:`Tower.rows`.
     """
 
     def __init__(self, tower: Tower, budgets: Sequence[Budget], device: torch.device, *, pinned: bool = False) -> None:
@@ -82,8 +82,9 @@ class StaticBuffers:
             size = max(_named(plan)[name].numel() for plan in plans.values())
             flat[name] = torch.zeros(size, dtype=array.dtype, device=device, pin_memory=pinned)
         patches = torch.zeros(most, tower.patch_dim, dtype=dtype, device=device, pin_memory=pinned)
-        self.outputs = torch.zeros(most // tower.merge**2, tower.width, dtype=dtype, device=device, pin_memory=pinned)
-        self._merge = tower.merge
+        self._rows = {budget: tower.rows(budget) for budget in budgets}
+        most_rows = max(self._rows.values())
+        self.outputs = torch.zeros(most_rows, tower.width, dtype=dtype, device=device, pin_memory=pinned)
         self._flat = [patches, *flat.values()]
         self._views = {budget: _view(budget, plan, patches, flat) for budget, plan in plans.items()}
 
@@ -92,8 +93,8 @@ class StaticBuffers:
         return self._views[budget]
 
     def output(self, budget: Budget) -> torch.Tensor:
-        """What a forward of this budget writes: ``[budget.patches / merge², width]``."""
-        return self.outputs[: budget.patches // self._merge**2]
+        """What a forward of this budget writes: ``[budget.patches / merge², width]``, or one row an image."""
+        return self.outputs[: self._rows[budget]]
 
     def poison(self) -> None:
         """Fills every array of floating point with NaN: what a run does not write must not matter."""

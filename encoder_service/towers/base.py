@@ -59,6 +59,8 @@ class Tower(nn.Module, ABC):
     patch_dim: int
     #: side of the square of patches that becomes one token
     merge: int
+    #: one row for every image, whatever its size, which goes to no language model
+    pooled: ClassVar[bool] = False
     #: linear layers that take pixels or give embeddings, by name; they keep their dtype in an 8-bit tower
     outer_layers: ClassVar[frozenset[str]] = frozenset()
 
@@ -88,6 +90,10 @@ class Tower(nn.Module, ABC):
             ``[sum of tokens, width]`` in the tower's dtype; split it by ``plan.tokens``. With a budget,
             ``[budget.patches / merge², width]``: the rows after the images' tokens are padding.
         """
+
+    def rows(self, budget: Budget) -> int:
+        """Rows that a forward of this budget gives, padding included."""
+        return budget.images if self.pooled else budget.patches // self.merge**2
 
 
 class GridError(ValueError):

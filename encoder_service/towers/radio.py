@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -211,3 +211,21 @@ class RadioTower(Tower):
             order = shuffled_order(grids, self.merge, self.config.tile)
             index[: len(order)] = index[order]
         return index
+
+
+class RadioSummaryTower(RadioTower):
+    """Patches ``[P, 3 · patch_size²]`` → one summary per picture, ``[pictures, len(summary) · width]``."""
+
+    pooled: ClassVar[bool] = True
+
+    def __init__(self, config: RadioTowerConfig) -> None:
+        super().__init__(config)
+        self.width = config.width * len(config.summary)
+
+    def plan(self, grids: Sequence[Grid], budget: Budget | None = None) -> Plan:
+        """See :meth:`Tower.plan`."""
+        return replace(super().plan(grids, budget), tokens=[1] * len(grids))
+
+    def forward(self, patches: torch.Tensor, plan: Plan) -> torch.Tensor:
+        """See :meth:`Tower.forward`."""
+        return self.encode(patches, plan).summary

@@ -207,11 +207,11 @@ class PoolState(BaseModel):
 
 
 class ModelState(BaseModel):
-    """Pools of one model, and images that this ingress saw, by source."""
+    """Pools of one model, and images that this ingress saw, by source; an encoder alone has no language pool."""
 
     name: str
     encoder: PoolState
-    language: PoolState
+    language: PoolState | None
     images: dict[str, float]
 
 

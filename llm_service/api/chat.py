@@ -42,7 +42,25 @@ class Prepared:
     salt: str | None
 
 
-class ModelService:
+class ImageService:
+    """What there is of every model; of an encoder that serves no language model, this alone.
+
+    Args:
+        images: finds or makes embeddings.
+        rule: rows of a picture's embedding, by its size.
+    """
+
+    def __init__(self, images: ImageResolver, rule: SizeRule) -> None:
+        self.images = images
+        self.rule = rule
+
+    @property
+    def language(self) -> LanguagePool | None:
+        """The pool that answers, where there is one."""
+        return None
+
+
+class ModelService(ImageService):
     """Completions of one model, of chats and of plain text.
 
     Args:
@@ -61,11 +79,15 @@ class ModelService:
         rule: SizeRule,
         max_model_len: int,
     ) -> None:
-        self.images = images
-        self.rule = rule
-        self.language = language
+        super().__init__(images, rule)
+        self._language = language
         self._prompts = prompts
         self._max_model_len = max_model_len
+
+    @property
+    def language(self) -> LanguagePool:
+        """See :attr:`ImageService.language`."""
+        return self._language
 
     async def prepare(self, request: ChatCompletionRequest | CompletionRequest, salt: str | None) -> list[Prepared]:
         """Everything before the first token, for every prompt of the request.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -14,12 +13,12 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import ValidationError
 
 from llm_service.api.access import Tenant
-from llm_service.api.chat import ModelService, Prepared
+from llm_service.api.accounts import measured, observe_engine, observe_images
+from llm_service.api.chat import ImageService, ModelService, Prepared
 from llm_service.api.responses import ChatWriter, TextWriter, Writer, error_body, report_body, usage_body
 from llm_service.api.schemas import Body, ChatCompletionRequest, CompletionRequest
 from llm_service.api.vision import gather_or_cancel
 from llm_service.messages import Chunk, EngineUsage
-from shared import metrics
 from shared.cache import AsyncEmbeddingCache
 from shared.config import HttpSettings
 from shared.errors import Busy, DeadlineExceeded, LookonceError, RequestError, UnknownModel
@@ -36,7 +35,7 @@ class Backend:
         cache: the embedding cache, for its state.
     """
 
-    services: Mapping[str, ModelService]
+    services: Mapping[str, ImageService]
     cache: AsyncEmbeddingCache
 
 
@@ -71,7 +70,19 @@ class Endpoint:
         """Names of the models that a tenant may use."""
         return [name for name in self.services if not tenant.models or name in tenant.models]
 
-    def service(self, model: str, tenant: Tenant) -> ModelService:
+    def talking(self, model: str, tenant: Tenant) -> ModelService:
+        """The service of a model that answers in words.
+
+        Raises:
+            UnknownModel: names the models that there are.
+            RequestError: an encoder alone.
+        """
+        service = self.service(model, tenant)
+        if not isinstance(service, ModelService):
+            raise RequestError(f"{model} is an encoder without a language model; ask /v1/embeddings", param="model")
+        return service
+
+    def service(self, model: str, tenant: Tenant) -> ImageService:
         """The service of a model.
 
         Raises:
@@ -97,6 +108,19 @@ class Endpoint:
         finally:
             self.in_work -= 1
 
+    @asynccontextmanager
+    async def deadline(self) -> AsyncIterator[None]:
+        """Ends work that takes longer than a request may.
+
+        Raises:
+            DeadlineExceeded: it did.
+        """
+        try:
+            async with asyncio.timeout(self._settings.request_timeout):
+                yield
+        except TimeoutError as error:
+            raise self._late() from error
+
     async def chat(self, body: bytes, tenant: Tenant) -> Response:
         """Answers one chat request."""
         return await self._answer("chat", ChatCompletionRequest, body, tenant)
@@ -118,55 +142,35 @@ class Endpoint:
             LookonceError: what the endpoint would have answered.
         """
         request_id.set(request)
-        model, status = "", 500
-        try:
+        with measured("batch") as outcome:
             asked = await parse(BATCHED[endpoint], body)
-            service = self.service(asked.model, tenant)
-            model = asked.model
+            service = self.talking(asked.model, tenant)
+            outcome.model = asked.model
             if asked.stream:
                 raise RequestError("a batch has no streams; leave stream out", param="stream")
             whole = await self._completion(asked, service, tenant)
-            status = 200
+            outcome.status = 200
             return whole
-        except LookonceError as error:
-            status = error.status
-            raise
-        finally:
-            metrics.REQUESTS.labels("batch", model, str(status)).inc()
 
     async def _answer(self, route: str, kind: type[SomeRequest], body: bytes, tenant: Tenant) -> Response:
-        begin = time.perf_counter()
-        model, status = "", 500
-        try:
+        with measured(route) as outcome:
             request = await parse(kind, body)
-            service = self.service(request.model, tenant)
-            model = request.model
+            service = self.talking(request.model, tenant)
+            outcome.model = request.model
             response = await (self._stream if request.stream else self._whole)(request, service, tenant)
-            status = response.status_code
+            outcome.status = response.status_code
             return response
-        except LookonceError as error:
-            status = error.status
-            raise
-        except asyncio.CancelledError:
-            status = 499  # the client left
-            raise
-        finally:
-            metrics.REQUESTS.labels(route, model, str(status)).inc()
-            metrics.REQUEST_SECONDS.labels(route, model).observe(time.perf_counter() - begin)
 
     async def _whole(self, request: Request, service: ModelService, tenant: Tenant) -> Response:
         with self.admitted():
             return JSONResponse(await self._completion(request, service, tenant))
 
     async def _completion(self, request: Request, service: ModelService, tenant: Tenant) -> dict[str, Any]:
-        try:
-            async with asyncio.timeout(self._settings.request_timeout):
-                prepared = await service.prepare(request, tenant.salt)
-                chunks = await _collected(service, prepared)
-        except TimeoutError as error:
-            raise self._late() from error
+        async with self.deadline():
+            prepared = await service.prepare(request, tenant.salt)
+            chunks = await _collected(service, prepared)
         usage, items = _final_usage(chunks, prepared), _items(prepared)
-        _observe(request.model, items, usage)
+        self._observe(request, items, usage)
         report = report_body(usage, items) if request.timings else None
         return _writer(request).whole(chunks, request.answers, usage_body(usage, items), report)
 
@@ -199,11 +203,16 @@ class Endpoint:
                 yield _event(error_body(error))
             else:
                 usage, items = _final_usage(chunks, prepared), _items(prepared)
-                _observe(request.model, items, usage)
+                self._observe(request, items, usage)
                 if (request.stream_options and request.stream_options.include_usage) or request.timings:
                     report = report_body(usage, items) if request.timings else None
                     yield _event(writer.closing(usage_body(usage, items), report))
         yield "data: [DONE]\n\n"
+
+    @staticmethod
+    def _observe(request: Request, items: Sequence[VisionItem], usage: EngineUsage) -> None:
+        observe_images(request.model, items)
+        observe_engine(request.model, usage)
 
     def _late(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"the request took longer than {self._settings.request_timeout:g} s")
@@ -310,14 +319,3 @@ def _final_usage(chunks: Sequence[Chunk], prepared: Sequence[Prepared]) -> Engin
         sum(usage.prefix_cached_tokens for usage in usages),
         usages[-1].timings,
     )
-
-
-def _observe(model: str, items: Sequence[VisionItem], usage: EngineUsage) -> None:
-    for item in items:
-        source = "cache" if item.cached else "encoder"
-        metrics.IMAGES.labels(model, source).inc()
-        metrics.IMAGE_TOKENS.labels(model, source).inc(item.tokens)
-        for stage, seconds in item.timings.items():
-            metrics.STAGE_SECONDS.labels(model, stage).observe(seconds)
-    for stage, seconds in usage.timings.items():
-        metrics.STAGE_SECONDS.labels(model, f"engine_{stage}").observe(seconds)

@@ -51,7 +51,13 @@ def answer(what: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
 
 def streamed(model: type[BaseModel], what: str) -> dict[int | str, dict[str, Any]]:
     """An answer in one body, or as server-sent events."""
-    events = {"schema": {"type": "string"}, "example": 'data: {"object": …}\n\ndata: [DONE]\n\n'}
+    event = {
+        "type": "object",
+        "description": "One server-sent event; its data are a chunk as JSON, a fault, or at the end [DONE].",
+        "required": ["data"],
+        "properties": {"data": {"type": "string"}},
+    }
+    events = {"schema": event, "example": 'data: {"object": …}\n\ndata: [DONE]\n\n'}
     return {200: {"model": model, "description": what, "content": {"text/event-stream": events}}}
 
 

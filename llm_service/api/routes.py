@@ -24,7 +24,8 @@ from llm_service.api.answers import (
     TextCompletion,
     UploadedImage,
 )
-from llm_service.api.chat import ModelService
+from llm_service.api.chat import ImageService
+from llm_service.api.embeddings import SAFETENSORS, EmbeddingList, EmbeddingRequest, embed
 from llm_service.api.openapi import answer, body, faults, streamed
 from llm_service.api.schemas import ChatCompletionRequest, CompletionRequest
 from llm_service.api.state import Administrator, KnownTenant, State, StateOf, TenantOf
@@ -38,7 +39,7 @@ router = APIRouter()
 
 
 #: body models that routes here name in the document
-BODIES: list[type[BaseModel]] = [ChatCompletionRequest, CompletionRequest]
+BODIES: list[type[BaseModel]] = [ChatCompletionRequest, CompletionRequest, EmbeddingRequest]
 _WORK = faults(400, 401, 404, 413, 422, 429, 500, 503, 504)
 
 _CHAT = {
@@ -100,6 +101,27 @@ async def completions(request: Request, state: StateOf, tenant: TenantOf) -> Res
     return await state.endpoint.complete(await request.body(), tenant)
 
 
+@router.post(
+    "/v1/embeddings",
+    responses=answer(
+        {
+            "model": EmbeddingList,
+            "description": "The embeddings.",
+            "content": {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}},
+        }
+    )
+    | _WORK,
+    openapi_extra=body(
+        EmbeddingRequest,
+        picture={"model": "c-radio", "input": "data:image/png;base64,iVBORw0KGgo…"},
+        file={"model": "c-radio", "input": ["lookonce://" + 64 * "0"], "encoding_format": "safetensors"},
+    ),
+)
+async def embeddings(request: Request, state: StateOf, tenant: TenantOf) -> Response:
+    """Embeddings of pictures: features, one per patch or token, or summaries, as the model is configured."""
+    return await embed(state.endpoint, await request.body(), tenant)
+
+
 @router.get("/v1/models", response_model=ModelList, responses=faults(401, 500))
 async def models(state: StateOf, tenant: KnownTenant) -> dict[str, Any]:
     """The models that this service answers for."""
@@ -149,7 +171,7 @@ async def purge_image(state: StateOf, tenant: TenantOf, name: str, model: ModelQ
     return await state.uploads.purge(model, service, name, tenant)
 
 
-def _service(state: State, tenant: Tenant, model: str | None) -> tuple[str, ModelService]:
+def _service(state: State, tenant: Tenant, model: str | None) -> tuple[str, ImageService]:
     if model is None:
         names = state.endpoint.models(tenant)
         if len(names) != 1:

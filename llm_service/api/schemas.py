@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from llm_service.sampling import SamplingOptions
+from llm_service.sampling import MAX_ID, MAX_SEED, SamplingOptions, TokenId
 from shared.errors import RequestError
 
 #: of a plain completion that does not say; OpenAI's number
@@ -90,15 +90,15 @@ class GenerationRequest(Body, ABC):
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
+    top_k: int | None = Field(None, ge=-1, le=MAX_ID)
     min_p: float | None = Field(None, ge=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0)
-    seed: int | None = None
+    seed: int | None = Field(None, ge=-MAX_SEED - 1, le=MAX_SEED)
     n: int = Field(1, ge=1, le=16)
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[TokenId] | None = None
     logit_bias: dict[str, float] | None = None
     response_format: ResponseFormat | None = None
     ignore_eos: bool = False

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from llm_service.api.chat import ModelService
+from llm_service.api.chat import ImageService
 from llm_service.api.endpoint import Endpoint
-from llm_service.api.pools import PoolStatus
+from llm_service.api.pools import EncoderPool, LanguagePool, PoolStatus
 from shared import metrics
 
 
@@ -24,14 +24,18 @@ async def unready(endpoint: Endpoint) -> list[str]:
         f"{kind}:{name}": pool
         for name, service in endpoint.services.items()
         for kind, pool in (("encoder", service.images.encoder), ("language", service.language))
+        if pool is not None
     }
     ready = await asyncio.gather(*(pool.ready() for pool in pools.values()))
     return [name for name, good in zip(pools, ready, strict=True) if not good]
 
 
-async def _model(name: str, service: ModelService) -> dict[str, Any]:
-    encoder, language = await asyncio.gather(service.images.encoder.status(), service.language.status())
-    return {"name": name, "encoder": _pool(encoder), "language": _pool(language), "images": _images(name)}
+async def _model(name: str, service: ImageService) -> dict[str, Any]:
+    pools: list[EncoderPool | LanguagePool] = [service.images.encoder]
+    if service.language is not None:
+        pools.append(service.language)
+    encoder, *language = map(_pool, await asyncio.gather(*(pool.status() for pool in pools)))
+    return {"name": name, "encoder": encoder, "language": language[0] if language else None, "images": _images(name)}
 
 
 def _pool(status: PoolStatus) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_service.api.access import Tenant
-from llm_service.api.chat import ModelService
+from llm_service.api.chat import ImageService
 from llm_service.api.vision import NAMED, unknown_image
 from shared.errors import Busy, LookonceError
 from shared.items import VisionItem
@@ -46,7 +46,7 @@ class Uploads:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def add(self, model: str, service: ModelService, data: bytes, tenant: Tenant) -> dict[str, Any]:
+    async def add(self, model: str, service: ImageService, data: bytes, tenant: Tenant) -> dict[str, Any]:
         """Checks a picture and starts encoding it, unless the cache has it or another upload is at it.
 
         Returns:
@@ -70,7 +70,7 @@ class Uploads:
         size = {"width": image.header.width, "height": image.header.height, "bytes": len(data)}
         return _body(upload, "encoding" if item is None else "cached", image.merged(service.rule).patches) | size
 
-    async def describe(self, model: str, service: ModelService, name: str, tenant: Tenant) -> dict[str, Any]:
+    async def describe(self, model: str, service: ImageService, name: str, tenant: Tenant) -> dict[str, Any]:
         """What is known of a picture: ``cached``, ``encoding``, or ``failed`` with the reason.
 
         Raises:
@@ -86,7 +86,7 @@ class Uploads:
             return _body(upload, "failed", None) | {"error": self._failures[upload]}
         raise unknown_image(NAMED + name)
 
-    async def purge(self, model: str, service: ModelService, name: str, tenant: Tenant) -> dict[str, Any]:
+    async def purge(self, model: str, service: ImageService, name: str, tenant: Tenant) -> dict[str, Any]:
         """Deletes a picture's embedding from the cache, and stops its encode if one runs.
 
         Raises:
@@ -102,7 +102,7 @@ class Uploads:
             raise unknown_image(NAMED + name)
         return {"id": NAMED + name, "object": "image", "deleted": True}
 
-    async def _encode(self, upload: Upload, service: ModelService, data: bytes) -> None:
+    async def _encode(self, upload: Upload, service: ImageService, data: bytes) -> None:
         try:
             await service.images.encode_named(data, upload.name, upload.salt)
         except LookonceError as error:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from llm_service.api.pools import EncoderPool
 from llm_service.api.quarantine import Quarantine
+from shared import metrics
 from shared.cache import AsyncEmbeddingCache
 from shared.config import ImageSettings
 from shared.errors import ImageTooLarge, RequestError, TooManyImages, UnknownImage
@@ -155,6 +156,25 @@ class ImageResolver:
     async def resolve(self, images: Sequence[RequestImage], salt: str | None) -> list[VisionItem]:
         """Vision items of a request's images, in order; equal images of one request are looked up once."""
         return await gather_or_cancel([self._resolve_one(image, salt) for image in images])
+
+    async def resolve_whole(self, images: Sequence[RequestImage], salt: str | None) -> list[VisionItem]:
+        """The same with every record inside the item, checked.
+
+        Raises:
+            UnknownImage: as for :meth:`encode_inline`.
+        """
+        items = await self.resolve(images, salt)
+        return await gather_or_cancel(
+            [self._whole(image, item, salt) for image, item in zip(images, items, strict=True)]
+        )
+
+    async def _whole(self, image: RequestImage, item: VisionItem, salt: str | None) -> VisionItem:
+        if item.record is not None:
+            return item
+        if (record := await self._cache.fetch(item.key)) is not None:
+            return replace(item, record=bytes(record))
+        metrics.EMBEDDINGS_LOST.labels(self.model).inc()
+        return replace(item, record=(await self.encode_inline(image, salt)).record)
 
     async def encode_inline(self, image: RequestImage, salt: str | None) -> VisionItem:
         """The item with its record inside, for a cache that lost or refused it.

@@ -78,7 +78,8 @@ def view(now: Sight, before: Sight | None) -> Group:
     for model in now.status["models"]:
         name = model["name"]
         for pool in ("encoder", "language"):
-            pools.add_row(name, pool, *_pool(model[pool]))
+            if model[pool]:  # an encoder alone has one pool
+                pools.add_row(name, pool, *_pool(model[pool]))
         requests.add_row(name, *_requests(name, now, before))
     cache = now.status["cache"]
     words = "Redis does not answer"

@@ -5,6 +5,7 @@
 
 from shared.config.models import (
     Dtype,
+    EncoderOutput,
     EncoderSettings,
     LanguageSettings,
     ModelSettings,
@@ -32,6 +33,7 @@ __all__ = [
     "BatchSettings",
     "CacheSettings",
     "Dtype",
+    "EncoderOutput",
     "EncoderSettings",
     "HttpSettings",
     "ImageSettings",

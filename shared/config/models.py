@@ -11,6 +11,7 @@ from shared.config.section import Seconds, Section
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8"]
+EncoderOutput = Literal["features", "summary"]
 ReplayBackend = Literal["eager", "compiled", "cuda-graph"]
 
 
@@ -66,6 +67,8 @@ class EncoderSettings(PoolSettings):
     Attributes:
         dtype: dtype of the tower and of the stored embeddings.
         quantization: ``int8`` computes the tower's linear layers in 8 bits (CPU only); embeddings keep ``dtype``.
+        output: ``features``, one row per token, or ``summary``, one row per picture: for encoders that have no language
+            model, see ``docs/encode.md``.
         device: torch device of each replica.
         threads: torch threads for the tower; 0 leaves torch's default.
         preprocess_threads: host threads for decoding and preprocessing.
@@ -78,6 +81,7 @@ class EncoderSettings(PoolSettings):
 
     dtype: Dtype = "float32"
     quantization: Quantization = "none"
+    output: EncoderOutput = "features"
     device: str = "cpu"
     threads: int = Field(0, ge=0)
     preprocess_threads: int = Field(2, ge=1)

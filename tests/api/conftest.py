@@ -17,7 +17,7 @@ from openai import OpenAI
 
 from llm_service.api.access import key_hash
 from llm_service.api.app import create_app
-from llm_service.api.chat import ModelService
+from llm_service.api.chat import ImageService, ModelService
 from llm_service.api.endpoint import Backend
 from llm_service.api.pools import PoolStatus
 from llm_service.api.vision import ImageResolver
@@ -29,17 +29,20 @@ from shared.cache import AsyncEmbeddingCache
 from shared.config import (
     AccessSettings,
     CacheSettings,
+    EncoderOutput,
+    EncoderSettings,
     HttpSettings,
     ImageSettings,
     LanguageSettings,
     ModelSettings,
     TenantSettings,
 )
-from shared.families import size_rule
+from shared.families import has_language, size_rule
 from shared.fetch import ImageFetcher
 from shared.items import VisionItem
 from shared.keys import Namespace
 from shared.local_redis import LocalRedis
+from shared.sizing_radio import ONE_ROW
 
 if TYPE_CHECKING:
     from encoder_service.engine import EncoderEngine
@@ -89,14 +92,20 @@ class EngineLanguagePool:
 
 
 @contextmanager
-def serving(folder: Path, access: AccessSettings, checkpoint: Path = ROOT / "models" / "demo") -> Iterator[str]:
-    """Base URL of the application on engines of the demo model, or of another."""
+def serving(
+    folder: Path,
+    access: AccessSettings,
+    checkpoint: Path = ROOT / "models" / "demo",
+    output: EncoderOutput = "features",
+) -> Iterator[str]:
+    """Base URL of the application on engines of the demo model, or of another; of an encoder alone, on that."""
     from encoder_service.engine import EncoderEngine
     from llm_service.engine import LanguageEngine
 
     model = ModelSettings(
         name=MODEL,
         checkpoint=checkpoint,
+        encoder=EncoderSettings(output=output),
         language=LanguageSettings(max_model_len=MAX_MODEL_LEN, max_num_seqs=16),
     )
     images, settings = ImageSettings(allow_private_hosts=True), CacheSettings()
@@ -105,11 +114,16 @@ def serving(folder: Path, access: AccessSettings, checkpoint: Path = ROOT / "mod
     async def connect() -> AsyncIterator[Backend]:
         cache, fetcher = AsyncEmbeddingCache(settings, redis.url), ImageFetcher(images)
         encoder, language = EncoderEngine(model, images, cache), LanguageEngine(model, settings, redis.url)
+        resolver = ImageResolver(EngineEncoderPool(encoder), cache, fetcher, images, MODEL)
+        rule = ONE_ROW if output == "summary" else size_rule(model.checkpoint)
+        service = ImageService(resolver, rule)
         try:
-            await asyncio.gather(encoder.start(), language.start())
-            resolver = ImageResolver(EngineEncoderPool(encoder), cache, fetcher, images, MODEL)
-            pool, rule = EngineLanguagePool(language), size_rule(model.checkpoint)
-            service = ModelService(resolver, pool, prompt_builder(model.checkpoint), rule, MAX_MODEL_LEN)
+            if has_language(model.checkpoint):
+                await asyncio.gather(encoder.start(), language.start())
+                prompts = prompt_builder(model.checkpoint)
+                service = ModelService(resolver, EngineLanguagePool(language), prompts, rule, MAX_MODEL_LEN)
+            else:
+                await encoder.start()
             yield Backend({MODEL: service}, cache)
         finally:
             await language.stop()

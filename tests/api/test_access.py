@@ -14,6 +14,9 @@ from tests.api.conftest import MODEL, as_tenant
 ROUTES = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/embeddings"),
+    ("GET", "/v1/files"),
+    ("POST", "/v1/batches"),
     ("GET", "/v1/models"),
     ("GET", f"/v1/models/{MODEL}"),
     ("POST", "/v1/images"),
