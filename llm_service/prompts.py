@@ -111,10 +111,13 @@ class PromptBuilder:
     def plain(self, text: str | Sequence[int]) -> Prompt:
         """A text without any template, or token ids as they are. Control tokens in a text are text.
 
+        A text gets the tokens that the checkpoint's tokenizer puts around one, such as a beginning token; ids do not.
+
         Raises:
             RequestError: nothing in it, an id outside the vocabulary, or an image token, which only an image may fill.
         """
-        ids = self._tokenizer.encode(text) if isinstance(text, str) else list(text)
+        words = self._tokenizer
+        ids = [*words.before, *words.encode(text), *words.behind] if isinstance(text, str) else list(text)
         return self._checked_plain(ids, self._tokenizer.vocabulary)
 
     def _checked_plain(self, ids: list[int], vocabulary: int) -> Prompt:

@@ -91,7 +91,7 @@ class MistralPromptBuilder(PromptBuilder):
     def plain(self, text: str | Sequence[int]) -> Prompt:
         """See :meth:`PromptBuilder.plain`."""
         try:
-            ids = self._tekken.encode(text, bos=False, eos=False) if isinstance(text, str) else list(text)
+            ids = self._tekken.encode(text, bos=True, eos=False) if isinstance(text, str) else list(text)
         except ValueError as error:
             raise RequestError("the text is not valid Unicode", param="prompt") from error
         return self._checked_plain(ids, self._tekken.n_words)

@@ -35,6 +35,8 @@ class SplitTokenizer:
             self._special = frozenset(token["id"] for token in tree.get("added_tokens") or () if token["special"])
             tree |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
             self._plain = Tokenizer.from_str(json.dumps(tree))
+            #: special tokens that the whole tokenizer puts in front of a text and behind it, such as a beginning token
+            self.before, self.behind = _around(Tokenizer.from_file(str(path)))
             #: ids are below this
             self.vocabulary = max(self._plain.get_vocab_size(), *(token + 1 for token in self.added.values()))
         # the tokenizers library raises bare Exceptions
@@ -60,6 +62,13 @@ class SplitTokenizer:
     def splitter(self, *more: str) -> Splitter:
         """Cuts text at the added tokens and at ``more``."""
         return Splitter((*self.added, *more))
+
+
+def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """What a tokenizer adds to a text on either side, found out by trying."""
+    bare, whole = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
+    start = next(at for at in range(len(whole)) if whole[at : at + len(bare)] == bare)
+    return whole[:start], whole[start + len(bare) :]
 
 
 class Splitter:

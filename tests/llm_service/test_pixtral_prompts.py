@@ -185,6 +185,11 @@ def test_plain_text_and_ids(checkpoint: Path) -> None:
             builder.plain(wrong)
 
 
+def test_plain_text_begins_as_mistral_common_begins_it(native: Path) -> None:
+    tekken = MistralTokenizer.from_file(native / "tekken.json").instruct_tokenizer.tokenizer
+    assert prompt_builder(native).plain("What?").token_ids == tekken.encode("What?", bos=True, eos=False)
+
+
 def test_a_checkpoint_without_its_tokenizer(tmp_path: Path) -> None:
     write_pixtral(tmp_path, "native")
     assert isinstance(prompt_builder(tmp_path), MistralPromptBuilder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -262,3 +263,35 @@ def test_no_engine_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "template", [["<|im_start|>", "$A"], ["<|im_start|>", "$A", "<|im_end|>"], ["$A", "<|im_end|>"], None]
+)
+def test_plain_text_begins_as_the_ordinary_tokenizer_begins_it(
+    flat: Path, tmp_path: Path, template: list[str] | None
+) -> None:
+    """A model that was trained with a beginning token answers worse without it; ids stay what they are."""
+    from transformers import AutoTokenizer
+
+    shutil.copytree(flat, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
+    tree = json.loads((tmp_path / "tokenizer.json").read_text())
+    ids = {token["content"]: token["id"] for token in tree["added_tokens"]}
+    if template is not None:
+        names = [name for name in template if name != "$A"]
+        pieces = [
+            {"Sequence": {"id": "A", "type_id": 0}} if name == "$A" else {"SpecialToken": {"id": name, "type_id": 0}}
+            for name in template
+        ]
+        special = {name: {"id": name, "ids": [ids[name]], "tokens": [name]} for name in names}
+        tree["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": pieces,
+            "pair": pieces,
+            "special_tokens": special,
+        }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tree))
+    builder, ordinary = PromptBuilder(tmp_path), AutoTokenizer.from_pretrained(str(tmp_path))
+    for words in ("What is in the picture?", " a", "naïve 漢字\n\n"):
+        assert builder.plain(words).token_ids == ordinary(words).input_ids
+    assert builder.plain([5, 6]).token_ids == [5, 6]
