@@ -75,7 +75,8 @@ def _salt_key(salt: str) -> bytes:
     return blake3(salt.encode(), derive_key_context=_SALT_CONTEXT).digest()
 
 
-def _hasher(salt: str | None) -> blake3:
+def salted_hasher(salt: str | None) -> blake3:
+    """A hasher that a tenant's salt keys; None and empty mean no tenant."""
     return blake3(key=_salt_key(salt)) if salt else blake3()
 
 
@@ -92,7 +93,7 @@ def image_digest(pixels: npt.NDArray[np.uint8], salt: str | None = None) -> str:
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
         raise ValueError(f"a picture is uint8 [height, width, 3], not {pixels.dtype} {list(pixels.shape)}")
     height, width = pixels.shape[:2]
-    hasher = _hasher(salt)
+    hasher = salted_hasher(salt)
     hasher.update(IMAGE_TAG + width.to_bytes(8, "little") + height.to_bytes(8, "little"))
     hasher.update(np.ascontiguousarray(pixels).data)
     return hasher.hexdigest()

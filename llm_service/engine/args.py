@@ -77,8 +77,8 @@ def engine_args(model: ModelSettings, cache: CacheSettings, cache_url: str) -> A
         enable_log_requests=False,
         disable_log_stats=True,
         ec_transfer_config=ECTransferConfig(
-            ec_connector="RedisECConnector",
-            ec_connector_module_path="llm_service.vllm_plugin.connector",
+            ec_connector="TowerFreeConnector",
+            ec_connector_module_path="llm_service.vllm_plugin.tower_free_connector",
             ec_role="ec_consumer",
             ec_connector_extra_config={
                 "cache": cache.model_dump(mode="json"),

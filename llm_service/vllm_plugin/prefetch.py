@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -25,17 +25,21 @@ class Need:
     Attributes:
         key: its cache key.
         tokens: rows that the prompt has room for.
-        grid: merged grid (height, width) that the prompt's positions assume.
+        grid: merged grid (height, width) that the prompt's positions assume; None where they come from elsewhere.
         nbytes: memory that it will take.
     """
 
     key: str
     tokens: int
-    grid: tuple[int, int]
+    grid: tuple[int, int] | None
     nbytes: int
 
 
-Fetch = Callable[[Need], torch.Tensor | None]
+#: blocking; the embeddings in the order of the needs, None for what cannot be had
+Fetch = Callable[[Sequence[Need]], Sequence[torch.Tensor | None]]
+
+#: needs that are fetched together, at most: one round trip, but no deadline of one for too many bytes
+BATCH_BYTES = 16 << 20
 
 
 class Lost(Exception):
@@ -67,7 +71,7 @@ class Prefetcher:
     """Entries by key, owned by requests; unowned ones stay until their room is needed.
 
     Args:
-        fetch: blocking; the embedding, checked against the need, or None.
+        fetch: see :data:`Fetch`; what it gives is checked against the needs.
         budget: bytes to hold at most. A single request above it is served when nothing else is held.
         threads: fetches at the same time.
     """
@@ -97,14 +101,20 @@ class Prefetcher:
         Raises:
             Lost: some cannot be had.
         """
-        mine = self._owned.get(owner, set())
-        missing = [need for need in needs if need.key not in mine]
-        if missing and not self._admit(owner, missing):
-            return False
-        entries = {need.key: self._entries[need.key] for need in needs}
+        entries = self._entries_for(owner, needs)
         if lost := tuple(key for key, entry in entries.items() if entry.lost):
             raise Lost(lost)
-        return all(entry.future.done() for entry in entries.values())
+        return bool(entries or not needs) and all(entry.future.done() for entry in entries.values())
+
+    def settled(self, owner: str, needs: Sequence[Need]) -> bool:
+        """As :meth:`ready`, but what cannot be had is let go: the owner makes it, and the next one asks again."""
+        entries = self._entries_for(owner, needs)
+        if not (entries or not needs) or not all(entry.future.done() for entry in entries.values()):
+            return False
+        for key, entry in entries.items():
+            if entry.lost:
+                self._disown(owner, key)
+        return True
 
     def keep(self, owner: str, keys: Iterable[str]) -> None:
         """Holds those of ``keys`` that are here anyway; fetches nothing."""
@@ -120,18 +130,33 @@ class Prefetcher:
     def release(self, owner: str) -> None:
         """The request has ended: what it held may go."""
         self._line.pop(owner, None)
-        for key in self._owned.pop(owner, ()):
-            entry = self._entries[key]
-            entry.owners.discard(owner)
-            if not entry.owners:
-                if entry.lost:
-                    del self._entries[key]
-                else:
-                    self._entries.move_to_end(key)
+        for key in tuple(self._owned.get(owner, ())):
+            self._disown(owner, key)
 
     def close(self) -> None:
         """Stops fetching."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _entries_for(self, owner: str, needs: Sequence[Need]) -> dict[str, _Entry]:
+        """The entries of all needs; none while there is no room for them."""
+        mine = self._owned.get(owner, set())
+        missing = [need for need in needs if need.key not in mine]
+        if missing and not self._admit(owner, missing):
+            return {}
+        return {need.key: self._entries[need.key] for need in needs}
+
+    def _disown(self, owner: str, key: str) -> None:
+        entry = self._entries[key]
+        entry.owners.discard(owner)
+        mine = self._owned[owner]
+        mine.discard(key)
+        if not mine:
+            del self._owned[owner]
+        if not entry.owners:
+            if entry.lost:
+                del self._entries[key]
+            else:
+                self._entries.move_to_end(key)
 
     def _own(self, owner: str, key: str, entry: _Entry) -> None:
         entry.owners.add(owner)
@@ -146,8 +171,11 @@ class Prefetcher:
             self._line.setdefault(owner)
             return False
         self._line.pop(owner, None)
-        for need in fresh:
-            self._entries[need.key] = _Entry(self._pool.submit(self._run, need), need.nbytes)
+        for batch in _batches(fresh):
+            futures: list[Future[torch.Tensor | None]] = [Future() for _ in batch]
+            self._pool.submit(self._run, batch, futures)
+            for need, future in zip(batch, futures, strict=True):
+                self._entries[need.key] = _Entry(future, need.nbytes)
         for key in wanted:
             self._own(owner, key, self._entries[key])
         return True
@@ -164,9 +192,31 @@ class Prefetcher:
             held -= entry.nbytes
         return held + nbytes <= self._budget or not self._owned
 
-    def _run(self, need: Need) -> torch.Tensor | None:
+    def _run(self, batch: list[Need], futures: list[Future[torch.Tensor | None]]) -> None:
+        # an entry whose requests have all left may have been dropped before its turn
+        wanted = [pair for pair in zip(batch, futures, strict=True) if pair[1].set_running_or_notify_cancel()]
+        if not wanted:
+            return
         try:
-            return self._fetch(need)
-        except Exception:
-            logger.exception("prefetch of %s failed", need.key)
-            raise
+            found = self._fetch([need for need, _ in wanted])
+        except Exception as error:
+            logger.exception("prefetch of %s failed", ", ".join(need.key for need, _ in wanted))
+            for _, future in wanted:
+                future.set_exception(error)
+            return
+        for (_, future), tensor in zip(wanted, found, strict=True):
+            future.set_result(tensor)
+
+
+def _batches(needs: Sequence[Need]) -> Iterator[list[Need]]:
+    """Cuts needs into runs of at most :data:`BATCH_BYTES`; a larger one runs alone."""
+    batch: list[Need] = []
+    held = 0
+    for need in needs:
+        if batch and held + need.nbytes > BATCH_BYTES:
+            yield batch
+            batch, held = [], 0
+        batch.append(need)
+        held += need.nbytes
+    if batch:
+        yield batch

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 
-from llm_service.vllm_plugin.prefetch import Lost, Need, Prefetcher
+from llm_service.vllm_plugin.prefetch import BATCH_BYTES, Lost, Need, Prefetcher
 
 
 class Source:
@@ -18,15 +18,19 @@ class Source:
     def __init__(self) -> None:
         self.open = threading.Event()
         self.open.set()
-        self.asked: list[str] = []
+        self.batches: list[list[str]] = []
         self.missing: set[str] = set()
 
-    def fetch(self, need: Need) -> torch.Tensor | None:
-        self.asked.append(need.key)
+    def fetch(self, needs: Sequence[Need]) -> list[torch.Tensor | None]:
+        self.batches.append([need.key for need in needs])
         assert self.open.wait(10)
-        if need.key == "broken":
+        if any(need.key == "broken" for need in needs):
             raise RuntimeError("a bug")
-        return None if need.key in self.missing else torch.zeros(need.tokens, 1)
+        return [None if need.key in self.missing else torch.zeros(need.tokens, 1) for need in needs]
+
+    @property
+    def asked(self) -> list[str]:
+        return [key for batch in self.batches for key in batch]
 
 
 @pytest.fixture
@@ -155,3 +159,33 @@ def test_keep_takes_only_what_is_here(prefetcher: Prefetcher, source: Source) ->
     assert source.asked == ["a"]
     assert not prefetcher.ready("t", [need("c", 60)]), "s holds a"
     prefetcher.release("s")
+
+
+def test_a_request_s_images_travel_together(prefetcher: Prefetcher, source: Source) -> None:
+    until_ready(prefetcher, "r", [need("a"), need("b"), need("c")])
+    assert source.batches == [["a", "b", "c"]]
+
+
+def test_batches_are_bounded(source: Source) -> None:
+    """One deadline holds for a batch: it must not have to carry any number of bytes."""
+    prefetcher = Prefetcher(source.fetch, budget=1 << 40)
+    third = BATCH_BYTES // 3
+    until_ready(prefetcher, "r", [need("a", third), need("b", third), need("c", third), need("d", 2 * BATCH_BYTES)])
+    prefetcher.close()
+    assert sorted(source.batches) == [["a", "b", "c"], ["d"]]
+
+
+def test_what_cannot_be_had_is_settled_and_asked_for_again(prefetcher: Prefetcher, source: Source) -> None:
+    """An engine with a tower makes it itself; the next request finds what was saved meanwhile."""
+    source.missing.add("a")
+    deadline = time.monotonic() + 5
+    while not prefetcher.settled("r", [need("a"), need("b")]):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert prefetcher.get("a") is None
+    assert prefetcher.get("b") is not None
+    source.missing.clear()
+    until_ready(prefetcher, "s", [need("a")])
+    prefetcher.release("r")
+    prefetcher.release("s")
+    assert prefetcher.owners == 0

@@ -109,7 +109,7 @@ def test_scheduler_and_worker_in_different_processes(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_payload_pickles_as_one_buffer(dtype: torch.dtype) -> None:
-    from llm_service.vllm_plugin.connector import Payload
+    from llm_service.vllm_plugin.connector_base import Payload
 
     tensor = torch.randn(300, 64).to(dtype)
     buffers: list[Any] = []
