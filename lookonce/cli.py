@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lookonce.caption import Caption, write_captions
 from lookonce.client import Answer, Client, data_url
+from lookonce.commands import cache
 from lookonce.commands.top import top
 from lookonce.report import answer_table
 from lookonce.service import free_port, interruptible, running
@@ -33,6 +34,7 @@ out = Console()
 err = Console(stderr=True)
 
 app.command()(top)
+app.add_typer(cache.app, name="cache")
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="YAML file with the settings.")]
 Url = Annotated[str | None, typer.Option(help="A running service; without it one is started for this command.")]

@@ -130,12 +130,18 @@ def _configured_redis(settings: Settings) -> Finding:
     try:
         if not cache.ping():
             return Finding("Redis", False, "does not answer", "check cache.url and its password")
-        policy = str(cache.info().get("maxmemory_policy", "?"))
+        told = cache.info()
     finally:
         cache.close()
+    policy, limit = told.get("maxmemory_policy", "?"), told.get("maxmemory", "?")
+    found = f"maxmemory {limit}, maxmemory-policy {policy}"
+    if limit == "0":
+        return Finding("Redis", False, found, "CONFIG SET maxmemory 8gb; without a limit it grows until it is killed")
     if policy == "noeviction":
-        return Finding("Redis", False, "maxmemory-policy noeviction", "CONFIG SET maxmemory-policy allkeys-lru")
-    return Finding("Redis", True, f"answers, maxmemory-policy {policy}")
+        return Finding("Redis", False, found, "CONFIG SET maxmemory-policy allkeys-lru; a full one takes nothing new")
+    if policy.startswith("volatile-") and settings.cache.ttl is None:
+        return Finding("Redis", False, found, "set cache.ttl, or maxmemory-policy allkeys-lru: nothing would ever go")
+    return Finding("Redis", True, f"answers, {found}")
 
 
 def _port(settings: Settings) -> Finding:

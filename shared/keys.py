@@ -2,7 +2,8 @@
 
 A picture's digest is BLAKE3-256 over a tag, its size and its RGB pixels, so that equal bytes of another shape differ. A
 file has a digest of its own, which an alias in Redis maps to its picture. A tenant's salt keys both: without the same
-salt nobody can find, guess or time an entry.
+salt nobody can find, guess or time an entry. The first digits of a tenant's digests are the tenant's tag, so that its
+entries can be purged; the 224 bits behind it tell pictures apart.
 """
 
 from __future__ import annotations
@@ -14,10 +15,15 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+Buffer = bytes | bytearray | memoryview
+
 #: raise it when the meaning of a picture's digest changes
 IMAGE_TAG = b"lookonce image v1\0"
 FILE_TAG = b"lookonce file v1\0"
 _SALT_CONTEXT = "lookonce 2026-12-01 tenant salt of image digests"
+_TENANT_CONTEXT = "lookonce 2026-12-03 tag of a tenant's digests"
+#: hex digits of a tenant's tag
+TENANT_DIGITS = 8
 _ALIAS_CONTEXT = "lookonce 2026-12-01 seal of an alias"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -71,13 +77,40 @@ class Namespace:
         return f"lookonce:emb:{self.model}:{self.tower}:{self.preprocess}:{digest}"
 
 
+def is_digest(text: str) -> bool:
+    """Whether a text has the form of a digest."""
+    return _DIGEST.fullmatch(text) is not None
+
+
 def _salt_key(salt: str) -> bytes:
     return blake3(salt.encode(), derive_key_context=_SALT_CONTEXT).digest()
 
 
-def salted_hasher(salt: str | None) -> blake3:
-    """A hasher that a tenant's salt keys; None and empty mean no tenant."""
-    return blake3(key=_salt_key(salt)) if salt else blake3()
+def tenant_tag(salt: str) -> str:
+    """What a tenant's digests begin with; two tenants share one by a chance of 2⁻³², and even then no entry."""
+    return blake3(salt.encode(), derive_key_context=_TENANT_CONTEXT).hexdigest(TENANT_DIGITS // 2)
+
+
+class SaltedHasher:
+    """Digests that a tenant's salt keys.
+
+    Args:
+        salt: of the tenant; None and empty mean no tenant.
+        tag: says what is hashed.
+    """
+
+    def __init__(self, salt: str | None, tag: bytes) -> None:
+        self._tag = tenant_tag(salt) if salt else ""
+        self._hasher = blake3(key=_salt_key(salt)) if salt else blake3()
+        self.update(tag)
+
+    def update(self, data: Buffer) -> None:
+        """Adds bytes."""
+        self._hasher.update(data)
+
+    def hexdigest(self) -> str:
+        """64 hex digits."""
+        return self._tag + self._hasher.hexdigest()[len(self._tag) :]
 
 
 def image_digest(pixels: npt.NDArray[np.uint8], salt: str | None = None) -> str:
@@ -93,8 +126,8 @@ def image_digest(pixels: npt.NDArray[np.uint8], salt: str | None = None) -> str:
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
         raise ValueError(f"a picture is uint8 [height, width, 3], not {pixels.dtype} {list(pixels.shape)}")
     height, width = pixels.shape[:2]
-    hasher = salted_hasher(salt)
-    hasher.update(IMAGE_TAG + width.to_bytes(8, "little") + height.to_bytes(8, "little"))
+    hasher = SaltedHasher(salt, IMAGE_TAG)
+    hasher.update(width.to_bytes(8, "little") + height.to_bytes(8, "little"))
     hasher.update(np.ascontiguousarray(pixels).data)
     return hasher.hexdigest()
 
@@ -116,7 +149,7 @@ def salted(name: str, salt: str | None) -> str:
     """
     if not _DIGEST.fullmatch(name):
         raise ValueError(f"a file's name has 64 hex digits, not {name!r}")
-    return blake3(bytes.fromhex(name), key=_salt_key(salt)).hexdigest() if salt else name
+    return SaltedHasher(salt, bytes.fromhex(name)).hexdigest() if salt else name
 
 
 def bytes_digest(data: bytes, salt: str | None = None) -> str:

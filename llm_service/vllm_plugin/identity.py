@@ -18,7 +18,7 @@ import torch
 from blake3 import blake3
 
 from shared.errors import ConfigError
-from shared.keys import Namespace, salted_hasher
+from shared.keys import Namespace, SaltedHasher
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +46,7 @@ def item_digest(modality: str, fields: Mapping[str, Any], salt: str | None) -> s
     Raises:
         Unhashable: a value of another kind, or a tensor that is not on the host.
     """
-    hasher = salted_hasher(salt)
-    hasher.update(ITEM_TAG)
+    hasher = SaltedHasher(salt, ITEM_TAG)
     for piece in _pieces({modality: dict(fields)}):
         hasher.update(piece)
     return hasher.hexdigest()

@@ -90,7 +90,7 @@ def serve(checkpoint: Path, log: Path, role: str | None, extra: dict[str, Any] |
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(checkpoint)]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)]
     command += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
     command += ["--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "8", "--seed", "0"]
     if role is not None:
@@ -102,7 +102,7 @@ def serve(checkpoint: Path, log: Path, role: str | None, extra: dict[str, Any] |
         )
     try:
         server = Server(port, log)
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 600
         while True:
             try:
                 if httpx.get(f"{server.base}/health").status_code == 200:

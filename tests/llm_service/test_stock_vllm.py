@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import redis
+import torch
 
-from tests.checkpoints import write_isaac
-from tests.checkpoints_qwen import write_qwen2vl
+from tests.llm_service.qwen2vl import write_qwen2vl
 from tests.llm_service.stock import Server, data_url, serve
+from tools.checkpoints.isaac import write_isaac
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 WRITERS: dict[str, Callable[[Path], Path]] = {"qwen2vl": write_qwen2vl, "isaac": write_isaac}
 SQUARE, WIDE, OTHER = data_url(1), data_url(2, 168, 56), data_url(3, 96, 96)
 
@@ -56,6 +61,9 @@ def test_what_one_encodes_the_other_loads(checkpoint: Path, redis_url: str, tmp_
         assert counters.get("saved", 0) == 0, "a consumer saves nothing"
         tenants(first, second, client, keys)
         uuids(first, client)
+        if checkpoint.name == "qwen2vl":
+            bare(second)
+            same(second.ask(*questions[0]), expected[0])
 
 
 def tenants(first: Server, second: Server, client: redis.Redis, keys: set[bytes]) -> None:
@@ -84,6 +92,21 @@ def uuids(server: Server, client: redis.Redis) -> None:
     added = set(client.scan_iter("lookonce:emb:*")) - before
     assert not any(b"mine" in key for key in added)
     assert len(added) == 1, "vLLM took its own entry for the second; ours was not written to"
+
+
+def bare(server: Server) -> None:
+    """A request that brings only the size of its picture: it fails, and nothing else does."""
+    buffer = io.BytesIO()
+    torch.save(torch.tensor([1, 6, 6]), buffer)
+    part: Any = {
+        "type": "image_embeds",
+        "image_embeds": {"image_grid_thw": base64.b64encode(buffer.getvalue()).decode()},
+        "uuid": "seen-nowhere",
+    }
+    messages: Any = [{"role": "user", "content": [part, {"type": "text", "text": "What?"}]}]
+    with pytest.raises(openai.InternalServerError):
+        server.client.chat.completions.create(model="m", messages=messages, max_tokens=2)
+    assert server.until("unavailable", 1)["unavailable"] == 1
 
 
 class Delay:
@@ -137,7 +160,7 @@ def gaps(server: Server, tokens: int, meanwhile: Callable[[], object]) -> list[f
         if len(times) == 10:
             thread.start()
     thread.join()
-    return [after - before for before, after in zip(times[10:], times[11:], strict=False)]
+    return [after - before for before, after in pairwise(times[10:])]
 
 
 def test_a_slow_redis_delays_no_other_request(delay: Delay, tmp_path: Path) -> None:

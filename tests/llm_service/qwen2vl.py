@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from tests.checkpoints import CHAT_TEMPLATE, write_tokenizer
+from tools.checkpoints.qwen_tokenizer import CHAT_TEMPLATE, write_tokenizer
 
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 
