@@ -26,6 +26,7 @@ from shared.config import ImageSettings, ModelSettings
 from shared.errors import Unavailable
 from shared.items import VisionItem
 from shared.keys import Namespace
+from shared.record_values import Encoding
 from shared.sizing import Grid
 
 logger = logging.getLogger(__name__)
@@ -110,7 +111,12 @@ class EncoderEngine:
                 self._stats,
             ),
             self._room,
-            Store(self._cache, loaded.tower.merge, pooled=loaded.tower.pooled),
+            Store(
+                self._cache,
+                loaded.tower.merge,
+                pooled=loaded.tower.pooled,
+                encoding=Encoding[settings.records.upper()],
+            ),
             self._stats,
         )
         self._running = _Running(loaded, pipeline, health, work)

@@ -15,7 +15,7 @@ from shared.errors import LookonceError, RequestError, Unavailable
 from shared.flights import FollowedFailure, SingleFlight
 from shared.items import VisionItem
 from shared.keys import Namespace, bytes_digest
-from shared.records import RecordError, encode_record
+from shared.records import RecordError
 
 #: waits for another encoder's work on one image, at most; then it is encoded here whatever the lease says
 MAX_WAITS = 3
@@ -190,7 +190,7 @@ class Pipeline:
         begin = time.perf_counter()
         grid, merge = self.store.shape(patches.grid)
         try:
-            record = await self.reader.in_pool(lambda: encode_record(key, embedding.values, grid, merge))
+            record = await self.reader.in_pool(lambda: self.store.record(key, embedding.values, patches.grid))
         except RecordError as error:
             self._stats.not_finite += error.reason == "values"
             raise LookonceError(f"the encoder's result for this image cannot be used: {error}") from error

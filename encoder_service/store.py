@@ -6,10 +6,13 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import torch
+
 from shared.cache import AsyncEmbeddingCache
 from shared.items import VisionItem
 from shared.keys import alias_key
-from shared.records import RecordHeader
+from shared.record_values import Encoding
+from shared.records import RecordHeader, encode_record
 from shared.sizing import Grid
 
 #: for another encoder's work on one image, at most; the wait ends sooner when that encoder's lease ends
@@ -23,17 +26,29 @@ class Store:
         cache: shared with other engines.
         merge: of this engine's tower.
         pooled: whether that gives one row for every image.
+        encoding: of new records.
     """
 
-    def __init__(self, cache: AsyncEmbeddingCache, merge: int, *, pooled: bool = False) -> None:
+    def __init__(
+        self, cache: AsyncEmbeddingCache, merge: int, *, pooled: bool = False, encoding: Encoding = Encoding.RAW
+    ) -> None:
         self._cache = cache
         self._owner = uuid.uuid4().hex
         self._merge = merge
         self._pooled = pooled
+        self._encoding = encoding
 
     def shape(self, grid: Grid) -> tuple[Grid, int]:
         """Grid and merge factor of an image's record."""
         return (Grid(1, 1), 1) if self._pooled else (grid, self._merge)
+
+    def record(self, key: str, embedding: torch.Tensor, grid: Grid) -> bytes:
+        """The record of a new embedding; takes a while.
+
+        Raises:
+            RecordError: it holds a value that is not finite.
+        """
+        return encode_record(key, embedding, *self.shape(grid), self._encoding)
 
     async def find(self, key: str) -> VisionItem | None:
         """The item of an embedding that the cache holds."""

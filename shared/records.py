@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from blake3 import blake3
 
+from shared.keys import Buffer as Buffer
+from shared.record_values import Encoding, finite, pack, payload_bytes, unpack
 from shared.sizing import Grid
-
-Buffer = bytes | bytearray | memoryview
 
 MAGIC = b"LOOKONCE"
 VERSION = 1
@@ -23,9 +23,10 @@ VERSION = 1
 _FIELDS = struct.Struct("<8sHBBIIIIIIIQ32s16s")
 _CHECKSUM_BYTES = 16
 HEADER_BYTES = 128
-RAW = 0
 DTYPES = {0: torch.float32, 1: torch.bfloat16, 2: torch.float16}
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
+_ENCODINGS = frozenset(Encoding)
+_NOT_FINITE = "the embedding holds NaN or infinity"
 #: bounds on what a header may claim, far above any real image
 MAX_TOKENS, MAX_WIDTH, MAX_SIDE, MAX_MERGE = 1 << 20, 1 << 16, 1 << 16, 64
 
@@ -54,7 +55,8 @@ class RecordHeader:
     """What a record says about itself.
 
     Attributes:
-        dtype: of the stored values.
+        dtype: of the embedding.
+        encoding: of its values in the payload.
         tokens, width: shape of the embedding.
         grid: patch grid of the image.
         merge: side of the square of patches that became one token.
@@ -62,6 +64,7 @@ class RecordHeader:
     """
 
     dtype: torch.dtype
+    encoding: Encoding
     tokens: int
     width: int
     grid: Grid
@@ -69,14 +72,16 @@ class RecordHeader:
     payload_bytes: int
 
 
-def encode_record(key: str, embedding: torch.Tensor, grid: Grid, merge: int) -> bytes:
-    """Makes the record of an embedding; its values are copied once.
+def encode_record(
+    key: str, embedding: torch.Tensor, grid: Grid, merge: int, encoding: Encoding = Encoding.RAW
+) -> bytes:
+    """Makes the record of an embedding; raw values are copied once.
 
     Args:
         key: the full cache key; the record is good for no other.
         embedding: ``[tokens, width]``, float32, bfloat16 or float16, on the host.
         grid: patch grid.
-        merge: as in :class:`RecordHeader`.
+        merge, encoding: as in :class:`RecordHeader`.
 
     Raises:
         RecordError: a value that is not finite, or a shape that does not fit the grid.
@@ -84,17 +89,23 @@ def encode_record(key: str, embedding: torch.Tensor, grid: Grid, merge: int) -> 
     if embedding.dtype not in _CODES or embedding.ndim != 2:
         raise RecordError("shape", f"an embedding is float [tokens, width], not {embedding.dtype} {embedding.shape}")
     tokens, width = embedding.shape
-    header = RecordHeader(embedding.dtype, tokens, width, Grid(*grid), merge, embedding.nbytes)
+    nbytes = payload_bytes(encoding, embedding.dtype, tokens, width)
+    header = RecordHeader(embedding.dtype, encoding, tokens, width, Grid(*grid), merge, nbytes)
     _check_shape(header)
-    _check_values(embedding)
-    payload = embedding.detach().contiguous().view(torch.uint8).numpy().data.cast("B")
+    raw = pack(Encoding.RAW, embedding)
+    if not finite(Encoding.RAW, memoryview(raw[0]), embedding.dtype, tokens):
+        raise RecordError("values", _NOT_FINITE)
+    payload = raw if encoding is Encoding.RAW else pack(encoding, embedding)
+    hasher = blake3()
+    for piece in payload:
+        hasher.update(piece)
     fields = _FIELDS.pack(
-        *(MAGIC, VERSION, _CODES[header.dtype], RAW, tokens, width, 1, grid[0], grid[1], merge, 0, len(payload)),
+        *(MAGIC, VERSION, _CODES[header.dtype], encoding, tokens, width, 1, grid[0], grid[1], merge, 0, nbytes),
         blake3(key.encode()).digest(),
-        blake3(payload).digest(_CHECKSUM_BYTES),
+        hasher.digest(_CHECKSUM_BYTES),
     )
     head = fields + blake3(fields).digest(_CHECKSUM_BYTES)
-    return b"".join([head.ljust(HEADER_BYTES, b"\0"), payload])
+    return b"".join([head.ljust(HEADER_BYTES, b"\0"), *payload])
 
 
 def read_header(buffer: Buffer, key: str) -> RecordHeader:
@@ -106,8 +117,22 @@ def read_header(buffer: Buffer, key: str) -> RecordHeader:
     return _read(buffer, key)[0]
 
 
+def check_record(buffer: Buffer, key: str) -> RecordHeader:
+    """Checks a whole record: header, length, checksum, values; makes no tensor.
+
+    Raises:
+        RecordError: anything about it is wrong.
+    """
+    header, checksum, payload = _parts(buffer, key)
+    if blake3(payload).digest(_CHECKSUM_BYTES) != checksum:
+        raise RecordError("payload", "the checksum does not match")
+    if not finite(header.encoding, payload, header.dtype, header.tokens):
+        raise RecordError("values", _NOT_FINITE)
+    return header
+
+
 def decode_record(buffer: Buffer, key: str, *, verify: bool = True) -> tuple[RecordHeader, torch.Tensor]:
-    """Reads a record; the tensor ``[tokens, width]`` is a view of the buffer, not a copy.
+    """Reads a record; the tensor ``[tokens, width]`` of a raw one is a view of the buffer, not a copy.
 
     Args:
         buffer: the whole record; it must not change while the tensor lives.
@@ -117,16 +142,18 @@ def decode_record(buffer: Buffer, key: str, *, verify: bool = True) -> tuple[Rec
     Raises:
         RecordError: anything about it is wrong.
     """
+    if verify:
+        check_record(buffer, key)
+    header, _, payload = _parts(buffer, key)
+    return header, unpack(header.encoding, payload, header.dtype, header.tokens, header.width)
+
+
+def _parts(buffer: Buffer, key: str) -> tuple[RecordHeader, bytes, memoryview]:
     header, checksum = _read(buffer, key)
     payload = memoryview(buffer)[HEADER_BYTES:]
     if len(payload) != header.payload_bytes:
         raise RecordError("truncated", f"{len(payload)} payload bytes of {header.payload_bytes}")
-    if verify and blake3(payload).digest(_CHECKSUM_BYTES) != checksum:
-        raise RecordError("payload", "the checksum does not match")
-    tensor = torch.frombuffer(payload, dtype=header.dtype).view(header.tokens, header.width)
-    if verify:
-        _check_values(tensor)
-    return header, tensor
+    return header, checksum, payload
 
 
 def _read(buffer: Buffer, key: str) -> tuple[RecordHeader, bytes]:
@@ -146,17 +173,11 @@ def _read(buffer: Buffer, key: str) -> tuple[RecordHeader, bytes]:
         raise RecordError("header", "the header's checksum does not match")
     if key_hash != blake3(key.encode()).digest():
         raise RecordError("key", "the record belongs to another key")
-    if dtype not in DTYPES or encoding != RAW or t != 1:
+    if dtype not in DTYPES or encoding not in _ENCODINGS or t != 1:
         raise RecordError("header", f"dtype {dtype}, encoding {encoding}, {t} frames: not known here")
-    header = RecordHeader(DTYPES[dtype], tokens, width, Grid(h, w), merge, size)
+    header = RecordHeader(DTYPES[dtype], Encoding(encoding), tokens, width, Grid(h, w), merge, size)
     _check_shape(header)
     return header, checksum
-
-
-def _check_values(embedding: torch.Tensor) -> None:
-    # one pass: a sum is finite only if all its terms are; a finite embedding whose sum overflows gets a closer look
-    if not bool(torch.isfinite(embedding.sum(dtype=torch.float32))) and not bool(torch.isfinite(embedding).all()):
-        raise RecordError("values", "the embedding holds NaN or infinity")
 
 
 def _check_shape(header: RecordHeader) -> None:
@@ -169,7 +190,7 @@ def _check_shape(header: RecordHeader) -> None:
         and not grid.height % merge
         and not grid.width % merge
         and header.tokens == grid.patches // merge**2
-        and header.payload_bytes == header.tokens * header.width * header.dtype.itemsize
+        and header.payload_bytes == payload_bytes(header.encoding, header.dtype, header.tokens, header.width)
     ):
         raise RecordError(
             "shape",

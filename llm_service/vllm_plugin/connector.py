@@ -28,6 +28,7 @@ from llm_service.vllm_plugin.saver import Saver
 from shared.cache import EmbeddingCache
 from shared.errors import ConfigError
 from shared.keys import Namespace
+from shared.record_values import Encoding
 from shared.records import Buffer, decode_record
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class RedisECConnector(PrefetchingConnector):
         self._counts: Counter[str] = Counter()
         if role is ECConnectorRole.WORKER:
             if self.is_producer and _first_rank():
-                self._saver = Saver(self._cache, settings.save_mib << 20)
+                self._saver = Saver(self._cache, settings.save_mib << 20, Encoding[settings.records.upper()])
             return
         _check(vllm_config, settings.fingerprint)
         model = vllm_config.model_config

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from shared.config import CacheSettings
+from shared.config import CacheSettings, RecordEncoding
 from shared.config.section import Seconds, Section
 from shared.errors import ConfigError
 
@@ -21,6 +21,7 @@ class ConnectorSettings(Section):
         ttl: life of an entry, seconds; None leaves it to Redis's eviction.
         prefetch_mib: host memory for embeddings that requests need or needed, MiB.
         save_mib: host memory for embeddings on their way to Redis, MiB; what exceeds it is not saved.
+        records: how new embeddings stand in Redis; see ``encoder.records`` of the service.
         fingerprint: name of the weights, for weights that are not in local files; it must change whenever they do.
     """
 
@@ -29,6 +30,7 @@ class ConnectorSettings(Section):
     ttl: Seconds | None = None
     prefetch_mib: int = Field(1024, ge=1)
     save_mib: int = Field(256, ge=1)
+    records: RecordEncoding = "raw"
     fingerprint: str | None = Field(None, min_length=1)
 
     @property

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from shared.cache import EmbeddingCache
+from shared.record_values import Encoding
 from shared.records import MAX_SIDE, RecordError, encode_record
 from shared.sizing import Grid
 
@@ -26,10 +27,12 @@ class Saver:
     Args:
         cache: where to.
         budget: bytes of embeddings on their way, at most; more are dropped and counted.
+        encoding: of new records.
     """
 
-    def __init__(self, cache: EmbeddingCache, budget: int) -> None:
+    def __init__(self, cache: EmbeddingCache, budget: int, encoding: Encoding = Encoding.RAW) -> None:
         self._cache = cache
+        self._encoding = encoding
         self._budget = budget
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="lookonce-save")
         self._lock = threading.Lock()
@@ -86,7 +89,7 @@ class Saver:
                 self._count("saved_before")
                 return
             embedding = fetched()
-            record = encode_record(key, embedding, Grid(1, len(embedding)), 1)
+            record = encode_record(key, embedding, Grid(1, len(embedding)), 1, self._encoding)
             if self._cache.put(key, record):
                 self._count("saved")
                 self._count("bytes_saved", nbytes)

@@ -15,7 +15,7 @@ from redis.retry import Retry
 
 from shared.errors import ConfigError, Unavailable
 from shared.keys import Namespace, open_alias
-from shared.records import HEADER_BYTES, RecordError, RecordHeader, decode_record, read_header
+from shared.records import HEADER_BYTES, RecordError, RecordHeader, check_record, read_header
 
 #: seconds for one command; scanning is many
 TIMEOUT = 10.0
@@ -134,7 +134,7 @@ class Inventory:
         """
         try:
             if (record := self.record(key)) is not None:
-                decode_record(record, key)
+                check_record(record, key)
         except RecordError as error:
             return str(error)
         except WrongType:

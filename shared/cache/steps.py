@@ -22,7 +22,7 @@ from shared.cache.resp import Command, Parts
 from shared.cache.stats import CacheStats
 from shared.config import CacheSettings
 from shared.keys import lease_key, open_alias, seal_alias, wake_channel
-from shared.records import HEADER_BYTES, Buffer, RecordError, RecordHeader, decode_record, read_header
+from shared.records import HEADER_BYTES, Buffer, RecordError, RecordHeader, check_record, read_header
 
 logger = logging.getLogger(__name__)
 
@@ -273,7 +273,7 @@ def _header(head: Any, length: Any, key: str) -> RecordHeader | None:
 def _record(reply: Any, key: str) -> Buffer | None:
     record = _bytes(reply)
     if record is not None:
-        decode_record(record, key)
+        check_record(record, key)
     return record
 
 

@@ -11,6 +11,7 @@ from shared.config.models import (
     ModelSettings,
     PoolSettings,
     Quantization,
+    RecordEncoding,
     ReplayBackend,
     ReplaySettings,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "PoolSettings",
     "Quantization",
     "RaySettings",
+    "RecordEncoding",
     "ReplayBackend",
     "ReplaySettings",
     "Seconds",

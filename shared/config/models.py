@@ -12,6 +12,8 @@ from shared.config.section import Seconds, Section
 Dtype = Literal["float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8"]
 EncoderOutput = Literal["features", "summary"]
+#: see :class:`shared.record_values.Encoding`
+RecordEncoding = Literal["raw", "int8", "fp8"]
 ReplayBackend = Literal["eager", "compiled", "cuda-graph"]
 
 
@@ -69,6 +71,8 @@ class EncoderSettings(PoolSettings):
         quantization: ``int8`` computes the tower's linear layers in 8 bits (CPU only); embeddings keep ``dtype``.
         output: ``features``, one row per token, or ``summary``, one row per picture: for encoders that have no language
             model, see ``docs/encode.md``.
+        records: how embeddings stand in Redis: ``raw`` in ``dtype``; ``int8`` and ``fp8`` take a byte a value and a scale per
+            token, about half of bfloat16. Records of every kind are read, whatever is set.
         device: torch device of each replica.
         threads: torch threads for the tower; 0 leaves torch's default.
         preprocess_threads: host threads for decoding and preprocessing.
@@ -82,6 +86,7 @@ class EncoderSettings(PoolSettings):
     dtype: Dtype = "float32"
     quantization: Quantization = "none"
     output: EncoderOutput = "features"
+    records: RecordEncoding = "raw"
     device: str = "cpu"
     threads: int = Field(0, ge=0)
     preprocess_threads: int = Field(2, ge=1)

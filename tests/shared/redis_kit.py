@@ -18,6 +18,7 @@ from blake3 import blake3
 from shared.cache import AsyncEmbeddingCache, EmbeddingCache
 from shared.config import CacheSettings
 from shared.keys import Namespace, alias_key
+from shared.record_values import Encoding
 from shared.records import encode_record
 from shared.sizing import Grid
 
@@ -39,9 +40,9 @@ def embedding(name: object, tokens: int = 4, width: int = 8) -> torch.Tensor:
     return torch.rand(tokens, width, generator=generator)
 
 
-def record(name: object, tokens: int = 4, width: int = 8) -> bytes:
+def record(name: object, tokens: int = 4, width: int = 8, encoding: Encoding = Encoding.RAW) -> bytes:
     """The record of :func:`embedding` under :func:`key`."""
-    return encode_record(key(name), embedding(name, tokens, width), Grid(2, 2 * tokens), 2)
+    return encode_record(key(name), embedding(name, tokens, width), Grid(2, 2 * tokens), 2, encoding)
 
 
 class Threaded:

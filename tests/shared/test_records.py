@@ -16,10 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared import records
-from shared.records import HEADER_BYTES, RecordError, decode_record, encode_record, read_header
+from shared.record_values import Encoding
+from shared.records import HEADER_BYTES, RecordError, check_record, decode_record, encode_record, read_header
 from shared.sizing import Grid
 from tests.shared.redis_kit import embedding, key, record
 
+BYTES = (Encoding.INT8, Encoding.FP8)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 KEY = key("record")
 
@@ -50,11 +52,74 @@ def test_round_trip_to_the_bit(made: tuple[torch.Tensor, Grid, int]) -> None:
 
 
 def test_extreme_but_finite_values_are_kept() -> None:
-    """Values whose sum overflows are finite all the same."""
+    """The ends of the range, and its smallest numbers."""
     for dtype in DTYPES:
-        values = torch.full((4, 8), torch.finfo(dtype).max, dtype=dtype)
-        _, found = decode_record(encode_record(KEY, values, Grid(2, 2), 1), KEY)
-        assert torch.equal(found, values)
+        info = torch.finfo(dtype)
+        for value in (info.max, info.min, info.smallest_normal, info.smallest_normal / 2, -0.0):
+            values = torch.full((4, 8), value, dtype=dtype)
+            _, found = decode_record(encode_record(KEY, values, Grid(2, 2), 1), KEY)
+            assert torch.equal(found, values)
+
+
+@given(embeddings(), st.sampled_from(BYTES))
+def test_a_byte_a_value_keeps_its_promise(made: tuple[torch.Tensor, Grid, int], encoding: Encoding) -> None:
+    """Half a step of the token's scale for int8, a sixteenth of the value for fp8, and the dtype's own rounding."""
+    values, grid, merge = made
+    encoded = encode_record(KEY, values, grid, merge, encoding)
+    header, found = decode_record(encoded, KEY)
+    assert (header.dtype, header.encoding, found.dtype, found.shape) == (
+        values.dtype,
+        encoding,
+        values.dtype,
+        values.shape,
+    )
+    tokens, width = values.shape
+    assert len(encoded) == HEADER_BYTES + -(-tokens * 4 // 64) * 64 + tokens * width
+    exact, rounding = values.double(), torch.finfo(values.dtype).eps
+    largest = exact.abs().amax(1, keepdim=True)
+    off = (found.double() - exact).abs() - exact.abs() * rounding
+    bound = largest / 254 if encoding is Encoding.INT8 else exact.abs() / 16 + largest / 448 * 2**-10
+    tiny = 4 * torch.finfo(torch.float32 if values.dtype is torch.bfloat16 else values.dtype).smallest_normal
+    assert bool((off <= bound * 1.01 + tiny).all())
+
+
+def test_a_byte_a_value_holds_the_whole_range() -> None:
+    for dtype in DTYPES:
+        for encoding in BYTES:
+            values = torch.tensor([[torch.finfo(dtype).max, torch.finfo(dtype).min, 0.0, 1.0]]).to(dtype)
+            _, found = decode_record(encode_record(KEY, values, Grid(1, 1), 1, encoding), KEY)
+            assert torch.isfinite(found).all()
+            assert torch.allclose(found.double()[0, :2], values.double()[0, :2], rtol=2**-7)
+            zeros = torch.zeros(3, 8, dtype=dtype)
+            assert torch.equal(decode_record(encode_record(KEY, zeros, Grid(1, 3), 1, encoding), KEY)[1], zeros)
+
+
+def test_a_byte_a_value_takes_half_of_bfloat16() -> None:
+    values = torch.randn(256, 1152).bfloat16()
+    raw, *packed = (encode_record(KEY, values, Grid(16, 16), 1, encoding) for encoding in Encoding)
+    assert all(len(one) <= 0.51 * len(raw) for one in packed)
+
+
+@pytest.mark.parametrize("encoding", BYTES)
+def test_bytes_that_mean_no_number_are_refused(encoding: Encoding) -> None:
+    """R10: scales that are NaN, infinite, negative or too large for the dtype, and fp8's own NaN; checksums right."""
+    good = np.zeros(96, np.uint8)
+    assert check_record(_forged(good.tobytes(), encoding=encoding, size=96), KEY).encoding is encoding
+    scales = [float("nan"), float("inf"), -1.0, 3e38]
+    for scale in scales:
+        bad = good.copy()
+        bad[4:8] = np.frombuffer(np.float32(scale).tobytes(), np.uint8)
+        with pytest.raises(RecordError, match="values"):
+            decode_record(_forged(bad.tobytes(), encoding=encoding, size=96), KEY)
+    for byte in (0x7F, 0xFF):
+        bad = good.copy()
+        bad[70] = byte
+        forged = _forged(bad.tobytes(), encoding=encoding, size=96)
+        if encoding is Encoding.FP8:
+            with pytest.raises(RecordError, match="values"):
+                decode_record(forged, KEY)
+        else:
+            assert torch.isfinite(decode_record(forged, KEY)[1]).all()
 
 
 @pytest.mark.parametrize("make", [bytes, bytearray, memoryview])
@@ -189,10 +254,14 @@ def _mutated(encoded: bytes, other: bytes, rng: np.random.Generator) -> bytes:
 def _mutate(count: int) -> None:
     rng = np.random.default_rng(8)
     done = 0
-    pairs = [(name, record(name, tokens, width)) for name, tokens, width in (("a", 1, 4), ("b", 4, 8), ("c", 16, 33))]
+    pairs = [
+        (f"{name}{encoding}", record(f"{name}{encoding}", tokens, width, encoding))
+        for name, tokens, width in (("a", 1, 4), ("b", 4, 8), ("c", 16, 33))
+        for encoding in Encoding
+    ]
     while done < count:
-        name, encoded = pairs[done % 3]
-        hurt = _mutated(encoded, pairs[(done + 1) % 3][1], rng)
+        name, encoded = pairs[done % len(pairs)]
+        hurt = _mutated(encoded, pairs[(done + 1) % len(pairs)][1], rng)
         if hurt == encoded:
             continue
         done += 1
@@ -244,7 +313,9 @@ def test_a_forged_record_is_read_when_it_is_right() -> None:
         ({"version": 0}, "version"),
         ({"dtype": 3}, "header"),
         ({"dtype": 1}, "shape"),
-        ({"encoding": 1}, "header"),
+        ({"encoding": 3}, "header"),
+        ({"encoding": 1}, "shape"),
+        ({"encoding": 2}, "shape"),
         ({"reserved": 1}, "header"),
         ({"t": 2}, "header"),
         ({"t": 0}, "header"),
@@ -316,3 +387,14 @@ def test_the_layout_is_pinned() -> None:
     assert encoded[96:112] == blake3(encoded[:96]).digest(16)
     assert encoded[112:128] == bytes(16)
     assert encoded[128:] == values.numpy().tobytes()
+
+
+def test_the_layout_of_bytes_is_pinned() -> None:
+    values = torch.tensor([[127.0, -64.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
+    int8 = encode_record("lookonce:emb:m:t:p:d", values, Grid(1, 2), 1, Encoding.INT8)
+    assert struct.unpack_from("<HBBIIIIIIIQ", int8, 8) == (1, 0, 1, 2, 4, 1, 1, 2, 1, 0, 72)
+    assert int8[128:] == struct.pack("<ff", 1, 0).ljust(64, b"\0") + struct.pack("8b", 127, -64, 0, 1, 0, 0, 0, 0)
+    values = torch.tensor([[448.0, -56.0, 0.0, 0.5], [0.0, 0.0, 0.0, 0.0]])
+    fp8 = encode_record("lookonce:emb:m:t:p:d", values, Grid(1, 2), 1, Encoding.FP8)
+    assert struct.unpack_from("<HBBIIIIIIIQ", fp8, 8) == (1, 0, 2, 2, 4, 1, 1, 2, 1, 0, 72)
+    assert fp8[128:] == struct.pack("<ff", 1, 0).ljust(64, b"\0") + bytes([0x7E, 0xE6, 0, 0x30, 0, 0, 0, 0])

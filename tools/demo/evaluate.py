@@ -4,7 +4,7 @@ An answer is exact under greedy decoding if and only if every token of it, the e
 after the true tokens before it; so one forward per batch measures what token-by-token decoding would. Only captions
 that are not exact are decoded token by token, to count their right cells.
 
-    python -m tools.demo.evaluate --pictures 500 [--positions 1d] [--json figures.json]
+    python -m tools.demo.evaluate --pictures 500 [--positions 1d] [--records int8] [--json figures.json]
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from shared.keys import Namespace
+from shared.record_values import Encoding
+from shared.records import decode_record, encode_record
 from shared.sizing import Grid
 from tools.demo import questions, tokenizer
 from tools.demo.batches import BatchMaker, Pictures, ask_all, draw_pictures
@@ -33,7 +36,13 @@ PLACE_KINDS = ("at", "where")
 
 @torch.inference_mode()
 def exact_answers(
-    model: DemoModel, maker: BatchMaker, pictures: int, seed: int, *, decode: bool = False
+    model: DemoModel,
+    maker: BatchMaker,
+    pictures: int,
+    seed: int,
+    *,
+    decode: bool = False,
+    encoding: Encoding = Encoding.RAW,
 ) -> dict[str, float]:
     """Shares of right answers on fresh held-out pictures.
 
@@ -43,6 +52,7 @@ def exact_answers(
         pictures: how many, rounded up to whole batches.
         seed: of pictures and questions.
         decode: decode wrong captions token by token, instead of counting cells after the true tokens before them.
+        encoding: of the records that embeddings go through on their way to the language model.
 
     Returns:
         By kind of question the share of exact answers; ``cells``: cells named right in captions; ``places``: exact
@@ -53,7 +63,7 @@ def exact_answers(
     right: dict[str, list[float]] = defaultdict(list)
     for _ in range(0, pictures, BATCH):
         drawn = Pictures.of(draw_pictures(rng, BATCH, "held-out"), model.design.preprocess)
-        embeddings = model.embed(drawn)
+        embeddings = through_record(model.embed(drawn), encoding)
         pairs = list(zip(drawn.scenes[::2], drawn.scenes[1::2], strict=True))
         batches = [
             maker.shared_prefix(drawn, 1, [ask_all(rng, scene) for scene in drawn.scenes]),
@@ -77,6 +87,12 @@ def exact_answers(
     figures["places"] = float(np.mean([value for kind in PLACE_KINDS for value in right[kind]]))
     figures["all"] = float(np.mean([value for kind in questions.KIND_NAMES for value in right[kind]]))
     return figures
+
+
+def through_record(embeddings: torch.Tensor, encoding: Encoding) -> torch.Tensor:
+    """What is left of embeddings ``[tokens, width]`` after a stay in the cache."""
+    key = Namespace("demo", "0" * 64, "0" * 64).embedding_key("0" * 64)
+    return decode_record(encode_record(key, embeddings, Grid(1, len(embeddings)), 1, encoding), key)[1]
 
 
 def answer(model: DemoModel, maker: BatchMaker, image: torch.Tensor, merged: Grid, text: str) -> str:
@@ -120,6 +136,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, help="an exported checkpoint instead of a run's state")
     parser.add_argument("--pictures", type=int, default=500)
     parser.add_argument("--positions", choices=["mrope", "1d"], default="mrope")
+    parser.add_argument("--records", choices=["raw", "int8", "fp8"], default="raw")
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="where to write the figures")
@@ -127,7 +144,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     model = DemoModel.from_checkpoint(options.checkpoint) if options.checkpoint else DemoModel.from_run(options.run)
     maker = BatchMaker(tokenizer.build(model.design), model.design, flat_positions=options.positions == "1d")
-    figures = exact_answers(model, maker, options.pictures, options.seed, decode=True)
+    encoding = Encoding[options.records.upper()]
+    figures = exact_answers(model, maker, options.pictures, options.seed, decode=True, encoding=encoding)
     for kind, value in figures.items():
         print(f"{kind:10s} {100 * value:5.1f} %")
     if options.json:
