@@ -73,8 +73,6 @@ class EncoderSettings(PoolSettings):
             model, see ``docs/encode.md``.
         records: how embeddings stand in Redis: ``raw`` in ``dtype``; ``int8`` and ``fp8`` take a byte a value and a
             scale per token, about half of bfloat16. Records of every kind are read, whatever is set.
-        records: how embeddings stand in Redis: ``raw`` in ``dtype``; ``int8`` and ``fp8`` take a byte a value and a
-            scale per token, about half of bfloat16. Records of every kind are read, whatever is set.
         device: torch device of each replica.
         threads: torch threads for the tower; 0 leaves torch's default.
         preprocess_threads: host threads for decoding and preprocessing.
