@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from encoder_service.device import Patches, embed
@@ -23,6 +22,7 @@ from encoder_service.replay import Replay, make_backend, warm_up
 from encoder_service.towers.base import Budget
 from encoder_service.towers.int8 import to_int8
 from encoder_service.towers.isaac import IsaacTower, IsaacTowerConfig
+from encoder_service.towers.packed import PackedLinear, can_pack, pack_weights
 from shared.sizing import NaflexRule
 
 #: pictures, width × height in pixels: thumbnails, photos of both ways round, a page
@@ -34,7 +34,7 @@ SIZES = {
 }
 
 
-def make_tower(config: IsaacTowerConfig, dtype: torch.dtype, *, int8: bool = False) -> IsaacTower:
+def make_tower(config: IsaacTowerConfig, dtype: torch.dtype, *, int8: bool = False, packed: bool = True) -> IsaacTower:
     torch.manual_seed(0)
     tower = IsaacTower(config)
     for parameter in tower.parameters():
@@ -42,6 +42,8 @@ def make_tower(config: IsaacTowerConfig, dtype: torch.dtype, *, int8: bool = Fal
     tower = tower.to(dtype).eval().requires_grad_(False)
     if int8:
         to_int8(tower)
+    if packed:
+        pack_weights(tower)
     return tower
 
 
@@ -70,12 +72,18 @@ def operations(tower: IsaacTower, images: list[Patches]) -> float:
     return total
 
 
-def gemm_rate(config: IsaacTowerConfig, rows: int, dtype: torch.dtype) -> float:
-    """Operations per second of a plain linear layer of the tower's own shape."""
-    x, weight = torch.randn(rows, config.width).to(dtype), torch.randn(config.hidden, config.width).to(dtype)
+def product(config: IsaacTowerConfig, dtype: torch.dtype) -> nn.Module:
+    """A linear layer of the tower's own shape, as fast as there is one here."""
+    linear = nn.Linear(config.width, config.hidden).to(dtype).requires_grad_(False)
+    return PackedLinear(linear) if can_pack(dtype) else linear
+
+
+def gemm_rate(layer: nn.Module, config: IsaacTowerConfig, rows: int, dtype: torch.dtype) -> float:
+    """Operations per second of :func:`product`."""
+    x = torch.randn(rows, config.width).to(dtype)
     with torch.inference_mode():
         begin = time.perf_counter()
-        F.linear(x, weight)
+        layer(x)
         return 2.0 * rows * config.width * config.hidden / (time.perf_counter() - begin)
 
 
@@ -90,13 +98,15 @@ def main() -> None:
 
     torch.set_num_threads(options.threads)
     config, dtype = SIZES[options.size], getattr(torch, options.dtype)
-    tower = make_tower(config, dtype)
+    plain, tower = make_tower(config, dtype, packed=False), make_tower(config, dtype)
     images = make_images(tower)
     used = sum(image.grid.patches for image in images)
     budget = Budget(-(-used // 512) * 512, 16)
-    replay = Replay(tower, [budget], make_backend(options.backend, torch.device("cpu")))
+    replay = Replay(
+        tower if options.backend == "eager" else plain, [budget], make_backend(options.backend, torch.device("cpu"))
+    )
     (capture,) = warm_up(replay, [image.grid for image in images])
-    work = operations(tower, images)
+    layer, work = product(config, dtype), operations(plain, images)
     print(
         f"{options.size} tower, {options.dtype}, {options.threads} thread(s): {len(images)} pictures, {used} patches, "
         f"{work / 1e9:.1f} GFLOP; budget {capture}\n"
@@ -111,11 +121,11 @@ def main() -> None:
     shares: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(options.repeats):
         for name, side in sides.items():
-            before = gemm_rate(config, used, dtype)
+            before = gemm_rate(layer, config, used, dtype)
             begin = time.perf_counter()
             side()
             taken = time.perf_counter() - begin
-            after = gemm_rate(config, used, dtype)
+            after = gemm_rate(layer, config, used, dtype)
             seconds[name].append(taken)
             shares[name].append(work / taken / max(before, after))
     base = statistics.median(seconds["each alone"])

@@ -115,9 +115,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     config = replace(SIZES[options.size], layers=options.layers)
-    exact = make_tower(config, torch.float32)
+    exact = make_tower(config, torch.float32, packed=False)
     towers = {
-        "float32": exact,
+        "float32": make_tower(config, torch.float32),
         "bfloat16": make_tower(config, torch.bfloat16),
         "int8": make_tower(config, torch.bfloat16, int8=True),
     }

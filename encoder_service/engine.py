@@ -20,6 +20,7 @@ from encoder_service.pipeline import Pipeline
 from encoder_service.replay import Capture, Replay, make_replay, usual_grids, warm_up
 from encoder_service.stats import EncoderStats
 from encoder_service.store import Store
+from encoder_service.towers.packed import pack_weights
 from encoder_service.utilisation import Work, measure_work
 from shared.cache import AsyncEmbeddingCache
 from shared.config import ImageSettings, ModelSettings
@@ -91,6 +92,8 @@ class EncoderEngine:
         weights = sum(tensor.nbytes for tensor in loaded.tower.state_dict().values())
         tensors = sum(len(names) for names in loaded.read.values())
         self._say(f"Read {tensors} tensors, {weights / 1e6:.1f} MB, in {time.perf_counter() - begin:.2f} s")
+        if settings.replay.backend == "eager":  # torch.compile lays out weights by itself
+            await self._device.run(lambda: pack_weights(loaded.tower))
         replay = await self._device.run(lambda: make_replay(loaded, settings))
         await self._warm_up(replay, usual_grids(loaded.preprocess.rule))
         health = HealthProbe(loaded, replay, self._device)

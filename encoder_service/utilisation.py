@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 
 import torch
-import torch.nn.functional as F
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from encoder_service.device import Patches, embed
 from encoder_service.towers.base import Tower
 from encoder_service.towers.int8 import Int8Linear
+from encoder_service.towers.packed import PackedLinear
 
 #: rows of the plain product, and how often it runs; the best run counts
 ROWS, RUNS = 1024, 3
@@ -43,31 +46,43 @@ def measure_work(tower: Tower, picture: Patches) -> Work:
         tower: in evaluation mode.
         picture: any; its padding counts for what it is.
     """
-    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten._int_mm: _product_operations}) as counter:
+    with FlopCounterMode(display=False, custom_mapping=PRODUCTS) as counter:
         padding = embed(tower, [picture]).padding
     counts = counter.get_flop_counts()["Global"]
-    products = sum(count for name, count in counts.items() if str(name).split(".")[-1] in ("mm", "addmm", "_int_mm"))
-    weights = [layer.weight for layer in tower.modules() if isinstance(layer, Int8Linear)]
-    weights = weights or [parameter for parameter in tower.parameters() if parameter.dim() == 2]
-    return Work(products / (picture.grid.patches + padding), _gemm_rate(max(weights, key=torch.numel)))
+    names = {"mm", "addmm", *(str(product).split(".")[-1] for product in PRODUCTS)}
+    products = sum(count for name, count in counts.items() if str(name).split(".")[-1] in names)
+    layers = [layer for layer in tower.modules() if isinstance(layer, nn.Linear | PackedLinear | Int8Linear)]
+    largest = max(layers, key=lambda layer: layer.in_features * layer.out_features)
+    return Work(products / (picture.grid.patches + padding), _gemm_rate(largest, picture.values))
 
 
-def _product_operations(a: Sequence[int], b: Sequence[int], **_: object) -> int:
-    """Of a product of these shapes; torch's counter knows floating-point ones only."""
+def _integer_operations(a: Sequence[int], b: Sequence[int], **_: object) -> int:
     return 2 * a[0] * a[1] * b[1]
 
 
-def _gemm_rate(weight: torch.Tensor) -> float:
-    """Of a weight ``[out, in]``, or ``[in, out]`` in 8 bits."""
-    eight_bit = weight.dtype == torch.int8
-    rows = torch.zeros(ROWS, weight.shape[0 if eight_bit else 1], dtype=weight.dtype, device=weight.device)
-    product = torch._int_mm if eight_bit else F.linear
+def _packed_operations(x: Sequence[int], weight: Sequence[int], *_: object, **__: object) -> int:
+    return 2 * prod(x) * weight[0]
+
+
+#: products that torch's counter does not know, and their operations by the shapes of what they multiply
+PRODUCTS = {torch.ops.aten._int_mm: _integer_operations, torch.ops.mkldnn._linear_pointwise: _packed_operations}
+
+
+def _gemm_rate(layer: nn.Linear | PackedLinear | Int8Linear, values: torch.Tensor) -> float:
+    """Of a layer's product; ``values`` give the dtype."""
+    product: Callable[[torch.Tensor], torch.Tensor]
+    if isinstance(layer, Int8Linear):
+        rows = torch.zeros(ROWS, layer.in_features, dtype=torch.int8)
+        product = partial(torch._int_mm, mat2=layer.weight)
+    else:
+        device = layer.weight.device if isinstance(layer, nn.Linear) else None
+        rows, product = torch.zeros(ROWS, layer.in_features, dtype=values.dtype, device=device), layer
     best = float("inf")
     with torch.inference_mode():
         for _ in range(RUNS):
             begin = time.perf_counter()
-            product(rows, weight)
-            if weight.is_cuda:
-                torch.cuda.synchronize(weight.device)
+            product(rows)
+            if rows.is_cuda:
+                torch.cuda.synchronize(rows.device)
             best = min(best, time.perf_counter() - begin)
-    return 2.0 * ROWS * weight.numel() / best
+    return 2.0 * ROWS * layer.in_features * layer.out_features / best

@@ -14,6 +14,7 @@ import torch
 from encoder_service.checkpoints import LoadedEncoder, load_encoder
 from encoder_service.device import Patches, pack, smallest_batch
 from encoder_service.towers.base import Budget
+from encoder_service.towers.packed import pack_weights
 from encoder_service.towers.radio import RadioTower
 from lookonce.caption import find_images
 from lookonce.tensor_writer import TensorWriter
@@ -93,6 +94,7 @@ def encode_folder(
     loaded = load_encoder(checkpoint, dtype, device)
     if not isinstance(loaded.tower, RadioTower) or loaded.tower.config.projector != "none":
         raise CheckpointError(f"{checkpoint} is a chat model; encode takes encoders alone, serve takes this one")
+    pack_weights(loaded.tower)
     report = Report()
     what = "summary" if summary else "features"
     prints = loaded.fingerprints

@@ -89,7 +89,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, width: int, hidden: int, activation: str = "gelu_pytorch_tanh") -> None:
         super().__init__()
-        self.up = nn.Linear(width, hidden)
+        self.up: nn.Module = nn.Linear(width, hidden)
         self.down = nn.Linear(hidden, width)
         self.activation = ACTIVATIONS[activation]
 

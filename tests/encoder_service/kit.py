@@ -19,6 +19,7 @@ from encoder_service.checkpoints import load_encoder
 from encoder_service.device import Patches, embed
 from encoder_service.engine import EncoderEngine
 from encoder_service.replay import runner
+from encoder_service.towers.packed import pack_weights
 from shared.items import VisionItem
 from shared.records import decode_record
 
@@ -53,6 +54,7 @@ async def embedding(engine: EncoderEngine, item: VisionItem) -> torch.Tensor:
 def expected(checkpoint: Path, picture: np.ndarray) -> torch.Tensor:
     """The same picture without engine, queue or cache."""
     loaded = load_encoder(checkpoint, "float32")
+    pack_weights(loaded.tower)
     values, grid = loaded.preprocess.patches(torch.from_numpy(picture))
     return embed(loaded.tower, [Patches(values, grid)]).embeddings[0]
 

@@ -10,6 +10,7 @@ import torch
 
 from encoder_service.device import Patches, embed
 from encoder_service.towers.isaac import IsaacTower
+from encoder_service.towers.packed import pack_weights
 from shared.sizing import Grid
 from tests.encoder_service.conftest import random_patches
 
@@ -24,9 +25,12 @@ def threads(request: pytest.FixtureRequest) -> int:
     torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_alone_and_in_random_batches(small_tower: IsaacTower, dtype: torch.dtype, threads: int) -> None:
+def test_alone_and_in_random_batches(small_tower: IsaacTower, dtype: torch.dtype, packed: bool, threads: int) -> None:
     tower = copy.deepcopy(small_tower).to(dtype)
+    if packed:
+        pack_weights(tower)
     images = [Patches(random_patches(grid, 48, seed).to(dtype), grid) for seed, grid in enumerate(GRIDS)]
     alone = [embed(tower, [image]).embeddings[0] for image in images]
     shuffled = random.Random(7)
