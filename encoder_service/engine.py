@@ -219,8 +219,8 @@ class EncoderEngine:
         }
 
     def parameter_names(self) -> list[str]:
-        """Names of all parameters that this engine holds."""
-        return [name for name, _ in self._require().loaded.tower.named_parameters()]
+        """Names, in the checkpoint, of all tensors that this engine holds."""
+        return [name for names in self._require().loaded.read.values() for name in names]
 
     def _require(self) -> _Running:
         if self._running is None:

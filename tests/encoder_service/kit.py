@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from encoder_service.checkpoints import load_encoder
+from encoder_service.checkpoints import LoadedEncoder, load_encoder
 from encoder_service.device import Patches, embed
 from encoder_service.engine import EncoderEngine
 from encoder_service.replay import runner
@@ -51,10 +51,16 @@ async def embedding(engine: EncoderEngine, item: VisionItem) -> torch.Tensor:
     return values
 
 
-def expected(checkpoint: Path, picture: np.ndarray) -> torch.Tensor:
-    """The same picture without engine, queue or cache."""
+def served(checkpoint: Path) -> LoadedEncoder:
+    """Loaded and laid out as an engine does it."""
     loaded = load_encoder(checkpoint, "float32")
     pack_weights(loaded.tower)
+    return loaded
+
+
+def expected(checkpoint: Path, picture: np.ndarray) -> torch.Tensor:
+    """The same picture without engine, queue or cache."""
+    loaded = served(checkpoint)
     values, grid = loaded.preprocess.patches(torch.from_numpy(picture))
     return embed(loaded.tower, [Patches(values, grid)]).embeddings[0]
 
