@@ -49,10 +49,15 @@ class EncoderReplica:
         """Namespace of this model's cache keys."""
         return (await self._started()).identity()
 
-    async def encode(self, data: bytes, request_id: str, salt: str | None, inline: bool, again: bool) -> VisionItem:
-        """See :meth:`EncoderEngine.encode`."""
+    async def encode(
+        self, data: bytes, request_id: str, salt: str | None, inline: bool, again: bool, batch: bool = False
+    ) -> VisionItem:
+        """See :meth:`EncoderEngine.encode`; ``batch``: nobody waits for it, so people's images go first."""
+        from encoder_service.batching import Priority
+
         log.request_id.set(request_id)
-        return await (await self._started()).encode(data, salt=salt, inline=inline, again=again)
+        priority = Priority.BATCH if batch else Priority.INTERACTIVE
+        return await (await self._started()).encode(data, salt=salt, inline=inline, again=again, priority=priority)
 
     async def parameter_names(self) -> list[str]:
         """Names of all parameters that this replica holds."""

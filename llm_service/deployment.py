@@ -57,6 +57,18 @@ class LanguageReplica:
         finally:
             self._in_work -= 1
 
+    async def answer(
+        self, request_id: str, prompt: Prompt, items: list[VisionItem], sampling: SamplingOptions
+    ) -> list[Chunk]:
+        """See :meth:`LanguageEngine.answer`."""
+        log.request_id.set(request_id)
+        self._in_work += 1
+        try:
+            with self._ending_when_lost():
+                return await self._engine.answer(request_id, prompt, items, sampling)
+        finally:
+            self._in_work -= 1
+
     async def parameter_names(self) -> list[str]:
         """Names of all parameters that this replica holds."""
         return list(await self._engine.parameter_names())

@@ -135,18 +135,32 @@ async def _connect(settings: Settings, cache_url: str) -> AsyncIterator[Backend]
     cache = AsyncEmbeddingCache(settings.cache, cache_url)
     fetcher = ImageFetcher(settings.images)
     try:
-        services = {model.name: _service(settings, model, cache, fetcher) for model in settings.models}
+        services = {model.name: model_service(settings, model, cache, fetcher) for model in settings.models}
         yield Backend(services, cache)
     finally:
         await fetcher.aclose()
         await cache.close()
 
 
-def _service(
-    settings: Settings, model: ModelSettings, cache: AsyncEmbeddingCache, fetcher: ImageFetcher
+def model_service(
+    settings: Settings,
+    model: ModelSettings,
+    cache: AsyncEmbeddingCache,
+    fetcher: ImageFetcher,
+    *,
+    batch: bool = False,
 ) -> ImageService:
+    """What one model's pools can do; for any process of the application's cluster.
+
+    Args:
+        settings: the whole tree.
+        model: which.
+        cache: the embedding cache of the pools.
+        fetcher: reads image URLs.
+        batch: its images wait for those of people.
+    """
     metrics.start_at_zero(model.name)
-    encoder = RayEncoderPool(serve.get_deployment_handle(encoder_name(model), APPLICATION), model.encoder)
+    encoder = RayEncoderPool(serve.get_deployment_handle(encoder_name(model), APPLICATION), model.encoder, batch=batch)
     images = ImageResolver(encoder, cache, fetcher, settings.images, model.name)
     if not has_language(model.checkpoint):
         return ImageService(images, ONE_ROW if model.encoder.output == "summary" else size_rule(model.checkpoint))

@@ -1,157 +1,209 @@
-"""Captions for a folder of pictures: one JSON line per image, failures listed with their reasons."""
+"""``caption``: a source of pictures in, their captions out, through the two pools; stop and go on at any moment."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
-from lookonce.client import Client, data_url
-from shared.errors import ConfigError, LookonceError
+from llm_service.captioning.captioner import Captioner, Marks
+from llm_service.captioning.duplicates import Index
+from llm_service.captioning.output import INDEX, REPORT, Output
+from llm_service.captioning.parquet import Parquet
+from llm_service.captioning.patience import Patience
+from llm_service.captioning.question import Question
+from llm_service.captioning.report import write_report
+from llm_service.captioning.rows import Outcome, Source
+from llm_service.captioning.sidecars import check_sidecars, write_sidecars
+from llm_service.captioning.sources import Columns, open_source
+from llm_service.captioning.tally import Tally
+from llm_service.sampling import SamplingOptions
+from lookonce.backends import Desks, local, remote
+from lookonce.service import Report, Service
+from shared.config import Settings, load_settings
+from shared.durable import read_lines
+from shared.errors import ConfigError
+from shared.shards import JsonLines, RowFormat, fingerprint
 
-#: by name, in any case; what a file holds is decided by its bytes when it is read
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif"})
-#: how often a "busy" or "unavailable" answer is tried again, and the first pause in seconds
-RETRIES, FIRST_PAUSE = 6, 0.5
-RETRYABLE = frozenset({429, 503})
+#: called after every row
+Watch = Callable[[Tally], None]
+FORMATS: dict[str, type[RowFormat]] = {"jsonl": JsonLines, "parquet": Parquet}
 
 
 @dataclass(frozen=True)
-class Caption:
-    """One line of the output.
+class Job:
+    """What to caption, and how.
 
     Attributes:
-        image: path relative to the folder.
-        caption: the model's text; None when the image failed.
-        error: why it failed.
-        finish_reason, prompt_tokens, completion_tokens, image_tokens: as the service counted them.
-        cached: no encoder forward was needed.
-        key: the embedding's cache key.
+        source: folder, file or glob; see ``docs/captioning.md``.
+        out: folder of the output.
+        prompts: templates, each asked about every picture.
+        system: template of a system prompt.
+        sampling: how to answer; greedy by default.
+        model: name of the model; None takes the first.
+        address: base URL of a service that runs, as ``http://host:8000``; None starts pools for this job.
+        image_column, id_column: of tables; None finds them.
+        format: of the output.
+        dedupe: ask only once about pictures of equal content.
+        retry_failed: do again what failed before.
+        overwrite: drop what an earlier job left in ``out``, and captions that stand beside pictures.
+        sidecars: write every caption beside its picture as well.
+        report: write a page with samples as well.
     """
 
-    image: str
-    caption: str | None = None
-    error: str | None = None
-    finish_reason: str | None = None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    image_tokens: int = 0
-    cached: bool = False
-    key: str | None = None
+    source: str
+    out: Path
+    prompts: tuple[str, ...]
+    system: str | None = None
+    sampling: SamplingOptions = field(default_factory=lambda: SamplingOptions(temperature=0, max_tokens=128))
+    model: str | None = None
+    address: str | None = None
+    image_column: str | None = None
+    id_column: str | None = None
+    format: Literal["jsonl", "parquet"] = "jsonl"
+    dedupe: bool = False
+    retry_failed: bool = False
+    overwrite: bool = False
+    sidecars: bool = False
+    report: bool = False
 
 
-def find_images(folder: Path) -> list[Path]:
-    """All picture files below ``folder``, sorted by path.
+@dataclass(frozen=True)
+class Summary:
+    """What became of a job.
 
-    Raises:
-        ConfigError: no such folder, or no picture in it.
+    Attributes:
+        captioned, failed: rows in the output and in the errors file, of all runs.
+        tally: of this run alone.
+        out: folder of the output.
+        errors: file with the rows that failed; None when there are none.
+        notes: what a person should know.
     """
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder")
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix.lower() in SUFFIXES)
-    if not found:
-        raise ConfigError(f"no pictures below {folder} (looked for {', '.join(sorted(SUFFIXES))})")
-    return found
+
+    captioned: int
+    failed: int
+    tally: Tally
+    out: Path
+    errors: Path | None
+    notes: tuple[str, ...] = ()
+
+    def failures(self) -> Iterator[dict[str, Any]]:
+        """Rows that failed, with ``id`` and ``error``."""
+        return iter(()) if self.errors is None else read_lines(self.errors)
 
 
-def _is_one_of(path: Path, others: Sequence[Path]) -> bool:
-    return path.resolve() in {other.resolve() for other in others}
-
-
-async def captions(
-    client: Client, folder: Path, images: Sequence[Path], prompt: str, *, max_tokens: int, parallel: int
-) -> AsyncIterator[Caption]:
-    """Captions images ``parallel`` at a time and yields them in the given order."""
-    model = await client.model()
-    gate = asyncio.Semaphore(parallel)
-
-    async def one(path: Path) -> Caption:
-        async with gate:
-            return await _caption(client, model, folder, path, prompt, max_tokens)
-
-    window: list[asyncio.Task[Caption]] = []
-    pending = iter(images)
-    try:
-        while True:
-            # a window of twice the parallel work keeps memory flat however many images there are
-            while len(window) < 2 * parallel and (path := next(pending, None)) is not None:
-                window.append(asyncio.create_task(one(path)))
-            if not window:
-                return
-            yield await window[0]
-            window.pop(0)
-    finally:
-        for task in window:
-            task.cancel()
-        await asyncio.gather(*window, return_exceptions=True)
-
-
-async def _caption(client: Client, model: str, folder: Path, path: Path, prompt: str, max_tokens: int) -> Caption:
-    name = str(path.relative_to(folder))
-    try:
-        url = await asyncio.to_thread(data_url, path)
-        pause = FIRST_PAUSE
-        for attempt in range(RETRIES + 1):
-            try:
-                answer = await client.ask(model, [url], prompt, max_tokens=max_tokens)
-                break
-            except LookonceError as error:
-                if error.status not in RETRYABLE or attempt == RETRIES:
-                    raise
-                await asyncio.sleep(pause)
-                pause *= 2
-    except LookonceError as error:
-        return Caption(name, error=error.message)
-    details = answer.usage["prompt_tokens_details"]
-    image = answer.report["images"][0]
-    return Caption(
-        name,
-        answer.text,
-        None,
-        answer.finish_reason,
-        answer.usage["prompt_tokens"],
-        answer.usage["completion_tokens"],
-        details["image_tokens"],
-        image["source"] == "cache",
-        image["key"],
-    )
-
-
-async def write_captions(
-    client: Client,
-    folder: Path,
-    out: Path,
-    prompt: str,
+def caption(
+    source: str | Path,
+    out: str | Path,
+    prompts: str | Sequence[str],
     *,
-    max_tokens: int,
-    parallel: int,
-    progress: Callable[[int, int, Caption], None],
-) -> list[Caption]:
-    """Captions a folder into a JSON Lines file and returns the failures.
+    config: str | Path = "configs/demo.yaml",
+    **options: Any,
+) -> Summary:
+    """Captions every picture of a source; the same call goes on where an earlier one was stopped.
 
     Args:
-        progress: called after every image with (done, total, its caption).
+        source, out, prompts: see :class:`Job`; one prompt may be a plain string.
+        config: YAML file with the settings.
+        options: further fields of :class:`Job`.
 
     Raises:
-        ConfigError: the output would overwrite a picture, or cannot be written.
+        ConfigError: something is wrong with what was asked for; nothing has begun.
+        InUse: another process writes there.
+        StorageError: the disk is full; what was finished is safe.
+        JobStopped: the pools do not answer.
     """
-    images = find_images(folder)
-    if await asyncio.to_thread(_is_one_of, out, images):
-        raise ConfigError(f"--out {out} is one of the pictures")
-    failures = []
-    try:
-        with out.open("w", encoding="utf-8") as lines:
-            stream = captions(client, folder, images, prompt, max_tokens=max_tokens, parallel=parallel)
-            done = 0
-            async for caption in stream:
-                done += 1
-                if caption.error is not None:
-                    failures.append(caption)
-                lines.write(json.dumps(asdict(caption), ensure_ascii=False) + "\n")
-                lines.flush()
-                progress(done, len(images), caption)
-    except OSError as error:
-        raise ConfigError(f"cannot write {out}: {error.strerror}") from error
-    return failures
+    texts = (prompts,) if isinstance(prompts, str) else tuple(prompts)
+    return run(Job(str(source), Path(out), texts, **options), load_settings(Path(config)))
+
+
+def run(
+    job: Job,
+    settings: Settings,
+    watch: Watch = lambda _: None,
+    report: Report = lambda _: None,
+    pools: Service | None = None,
+) -> Summary:
+    """:func:`caption` for settings that are loaded, with somebody who watches.
+
+    Args:
+        job: what to do.
+        settings: the whole tree.
+        watch: called after every row.
+        report: called with a sentence at every step.
+        pools: of a service that runs in this process; None starts its own, or asks the service at ``job.address``.
+    """
+    question = Question.parse(job.prompts, job.system, job.sampling)
+    source = open_source(job.source, Columns(job.image_column, job.id_column))
+    question.check(source.fields)
+    _check_apart(job.out, source)
+    if job.sidecars:
+        check_sidecars(source, len(job.prompts))
+    backend = remote(job.address, job.model, settings) if job.address else local(job.model, settings, pools)
+    marks = Marks(backend.model, fingerprint(backend.identity), question.fingerprint)
+    identity = {**source.identity, "model": backend.identity, "format": job.format, **question.identity()}
+    rows, again = FORMATS[job.format](), {"retry": job.retry_failed, "overwrite": job.overwrite}
+    with Output(job.out, identity, rows, settings.jobs, **again) as output:
+        tally = Tally(source.total, output.captioned + output.failed)
+        if source.total is None or tally.before < source.total:
+            with backend.open(report) as desks:
+                report(f"Captioning {job.source}: {source.total or '?'} rows, {tally.before} of them done before")
+                tally = Tally(source.total, tally.before)
+                connect = partial(_captioner, desks, settings, question, marks)
+                for outcome in _outcomes(job, source, settings, output, connect):
+                    if output.add(outcome):
+                        tally.add(outcome)
+                        watch(tally)
+        output.flush()
+        notes = (*source.notes, *_extras(job, source, settings, output))
+        errors = output.errors if output.failed else None
+        return Summary(output.captioned, output.failed, tally, job.out, errors, notes)
+
+
+def _extras(job: Job, source: Source, settings: Settings, output: Output) -> Iterator[str]:
+    """Sidecars and the page; says what became of them."""
+    if job.sidecars:
+        written = write_sidecars(source, output.store.rows(), overwrite=job.overwrite)
+        left = f"; {written.left} were there before and are as they were" if written.left else ""
+        yield f"{written.new} captions written beside their pictures{left}"
+    if job.report:
+        page = job.out / REPORT
+        count = f"{output.captioned} captioned, {output.failed} failed"
+        write_report(
+            page, source, output.store.rows(), output.failures(), settings.images, f"Captions of {job.source}", count
+        )
+        yield f"samples in {page}"
+
+
+def _outcomes(
+    job: Job, source: Source, settings: Settings, output: Output, connect: Callable[..., Any]
+) -> Iterator[Outcome]:
+    from llm_service.captioning.ray_flow import outcomes, start_index
+
+    index = start_index(job.out / INDEX) if job.dedupe else None
+    return outcomes(source.fragments, output.done, connect, settings.jobs, index)
+
+
+@asynccontextmanager
+async def _captioner(
+    desks: Desks, settings: Settings, question: Question, marks: Marks, index: Index | None
+) -> AsyncIterator[Captioner]:
+    """What one worker captions with; made in the worker."""
+    async with desks() as desk:
+        patience = Patience(settings.jobs.patience, settings.jobs.row_timeout)
+        captioner = Captioner(desk, question, marks, settings.images, patience, index)
+        try:
+            yield captioner
+        finally:
+            await captioner.close()
+
+
+def _check_apart(out: Path, source: Source) -> None:
+    """Refuses an output that is part of the input, or that looks like a file: it is a folder."""
+    if (suffix := out.suffix.removeprefix(".")) in FORMATS and not out.is_dir():
+        raise ConfigError(f"--out names a folder, to which parts are added; write --out {out.stem} --format {suffix}")
+    if str(out.expanduser().resolve()) in {str(Path(name).resolve()) for name in source.files if out.exists()}:
+        raise ConfigError(f"--out {out} is one of the input files; choose another")

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lookonce.caption import Caption, write_captions
 from lookonce.client import Answer, Client, data_url
 from lookonce.commands import cache
+from lookonce.commands.caption import caption
 from lookonce.commands.top import top
 from lookonce.report import answer_table
 from lookonce.service import free_port, interruptible, running
@@ -35,6 +35,7 @@ err = Console(stderr=True)
 
 app.command()(top)
 app.add_typer(cache.app, name="cache")
+app.command()(caption)
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="YAML file with the settings.")]
 Url = Annotated[str | None, typer.Option(help="A running service; without it one is started for this command.")]
@@ -109,53 +110,6 @@ def ask(
 async def _ask(url: str, images: list[str], question: str, max_tokens: int) -> Answer:
     async with Client(url) as client:
         return await client.ask(await client.model(), images, question, max_tokens=max_tokens)
-
-
-@app.command()
-def caption(
-    folder: Annotated[Path, typer.Argument(help="Folder with pictures; subfolders are searched too.")],
-    out_file: Annotated[Path, typer.Option("--out", "-o", help="JSON Lines file to write.")],
-    prompt: Annotated[str, typer.Option(help="The question asked about every picture.")] = "Describe the picture.",
-    config: Config = DEFAULT_CONFIG,
-    url: Url = None,
-    max_tokens: Annotated[int, typer.Option(help="Longest caption, tokens.")] = 128,
-    parallel: Annotated[int, typer.Option(min=1, help="Pictures in work at once.")] = 16,
-) -> None:
-    """Caption every picture of a folder. Exit code 3: some pictures failed."""
-    try:
-        with interruptible():
-            failures = _with_service(
-                config, url, lambda at: asyncio.run(_caption(at, folder, out_file, prompt, max_tokens, parallel))
-            )
-            for failure in failures:
-                err.print(f"[yellow]failed:[/] {escape(failure.image)}: {escape(failure.error or '')}", highlight=False)
-            out.print(f"captions in {out_file}; {len(failures)} failed", highlight=False)
-            raise typer.Exit(PARTLY_FAILED if failures else 0)
-        raise typer.Exit(130)
-    except LookonceError as error:
-        _fail(error)
-
-
-async def _caption(
-    url: str, folder: Path, out_file: Path, prompt: str, max_tokens: int, parallel: int
-) -> list[Caption]:
-    columns = (TextColumn("captions"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(*columns, TimeRemainingColumn(), console=err, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("", total=None, note="")
-        counts = {"cached": 0, "failed": 0}
-
-        def progress(done: int, total: int, latest: Caption) -> None:
-            counts["cached"] += latest.cached
-            counts["failed"] += latest.error is not None
-            note = f"{counts['cached']} from the cache, {counts['failed']} failed"
-            bar.update(task, completed=done, total=total, note=note)
-            if bar.disable and (done % 100 == 0 or done == total):
-                err.print(f"{done}/{total} captions, {note}", highlight=False)
-
-        async with Client(url, connections=parallel) as client:
-            return await write_captions(
-                client, folder, out_file, prompt, max_tokens=max_tokens, parallel=parallel, progress=progress
-            )
 
 
 @app.command()

@@ -47,6 +47,12 @@ def data_url(path: Path) -> str:
     return f"data:application/octet-stream;base64,{base64.b64encode(data).decode()}"
 
 
+def key_headers() -> dict[str, str]:
+    """The header with the API key of ``LOOKONCE_API_KEY``; none if that is not set."""
+    key = os.environ.get(KEY_VARIABLE)
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
 class Client:
     """Talks to one endpoint, with the API key of ``LOOKONCE_API_KEY`` if that is set.
 
@@ -58,9 +64,9 @@ class Client:
 
     def __init__(self, url: str, timeout: float = 300.0, connections: int = 64) -> None:
         limits = httpx.Limits(max_connections=connections)
-        key = os.environ.get(KEY_VARIABLE)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits, trust_env=False, headers=headers)
+        self._http = httpx.AsyncClient(
+            base_url=url, timeout=timeout, limits=limits, trust_env=False, headers=key_headers()
+        )
         self._url = url
 
     async def __aenter__(self) -> Client:

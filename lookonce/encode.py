@@ -16,7 +16,7 @@ from encoder_service.device import Patches, pack, smallest_batch
 from encoder_service.towers.base import Budget
 from encoder_service.towers.packed import pack_weights
 from encoder_service.towers.radio import RadioTower
-from lookonce.caption import find_images
+from llm_service.captioning.sources.files import find_pictures
 from lookonce.tensor_writer import TensorWriter
 from shared import images
 from shared.config import Dtype, ImageSettings, ModelSettings, load_settings
@@ -88,7 +88,7 @@ def encode_folder(
         ConfigError: no pictures, or an output that cannot be written.
         CheckpointError: the checkpoint cannot be used.
     """
-    paths = find_images(folder)
+    paths = find_pictures(folder)
     if out.suffix != ".safetensors":
         raise ConfigError(f"--out {out} must end in .safetensors")
     loaded = load_encoder(checkpoint, dtype, device)

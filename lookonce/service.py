@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -91,16 +92,33 @@ def check_models(settings: Settings) -> None:
             )
 
 
+@dataclass(frozen=True)
+class Service:
+    """A service that runs.
+
+    Attributes:
+        url: base URL of the endpoint.
+        cache_url: URL of the embedding cache.
+    """
+
+    url: str
+    cache_url: str
+
+
 @contextmanager
 def running(settings: Settings, report: Report = lambda _: None) -> Iterator[str]:
+    """Runs the service for the length of a ``with`` block; as :func:`service`, yields the base URL."""
+    with service(settings, report) as own:
+        yield own.url
+
+
+@contextmanager
+def service(settings: Settings, report: Report = lambda _: None) -> Iterator[Service]:
     """Runs the service for the length of a ``with`` block.
 
     Args:
         settings: the whole tree; ``http.port`` 0 takes a free port.
         report: called with a sentence at every step.
-
-    Yields:
-        Base URL of the endpoint.
 
     Raises:
         ConfigError, CheckpointError: a model that cannot be served, or a port that is taken.
@@ -111,13 +129,26 @@ def running(settings: Settings, report: Report = lambda _: None) -> Iterator[str
     check_models(settings)
     check_port(settings.http.host, settings.http.port)
     with ExitStack() as stack:
-        folder = Path(tempfile.mkdtemp(prefix="lookonce-"))
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder = _run_folder(stack)
         cache_url = settings.cache.url or _private_redis(stack, settings, folder, report)
         _start_ray(stack, settings, folder, report)
         _start_serve(stack, settings, cache_url, report)
-        yield f"http://{settings.http.host}:{settings.http.port}"
+        yield Service(f"http://{settings.http.host}:{settings.http.port}", cache_url)
         report("Stopping")
+
+
+@contextmanager
+def ray_running(settings: Settings, report: Report = lambda _: None) -> Iterator[None]:
+    """Runs Ray alone for the length of a ``with`` block."""
+    with ExitStack() as stack:
+        _start_ray(stack, settings, _run_folder(stack), report)
+        yield
+
+
+def _run_folder(stack: ExitStack) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="lookonce-"))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _private_redis(stack: ExitStack, settings: Settings, folder: Path, report: Report) -> str:

@@ -6,7 +6,7 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -78,14 +78,19 @@ def sync_folder(folder: Path) -> None:
 
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
-    """Adds a JSON line to a file that is only ever added to, on disk when this returns.
+    """Adds a JSON line by :func:`append_lines`."""
+    append_lines(path, [line])
 
-    A line that a crash cut short ends here and now: it must not swallow the new one.
+
+def append_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Adds JSON lines to a file that is only ever added to, on disk when this returns.
+
+    A line that a crash cut short ends here and now: it must not swallow a new one.
 
     Raises:
         StorageError, ConfigError: see :func:`storage_errors`.
     """
-    data = json.dumps(line, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
+    data = b"".join(json.dumps(line, ensure_ascii=True, separators=(",", ":")).encode() + b"\n" for line in lines)
     with storage_errors(path), path.open("ab+") as file:
         end = file.seek(0, os.SEEK_END)
         if end:

@@ -19,6 +19,7 @@ RAY_SHELLS = {
     "encoder_service/deployment.py",
     "llm_service/deployment.py",
     "llm_service/api/ray_pools.py",
+    "llm_service/captioning/ray_flow.py",
 }
 
 

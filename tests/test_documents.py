@@ -53,7 +53,7 @@ def test_every_setting_is_in_the_documents() -> None:
     text = (ROOT / "docs" / "configuration.md").read_text()
     sections = [config.EncoderSettings, config.LanguageSettings, config.CacheSettings, config.ImageSettings]
     sections += [config.HttpSettings, config.AccessSettings, config.TenantSettings]
-    sections += [config.RaySettings, config.LogSettings]
+    sections += [config.RaySettings, config.JobSettings, config.LogSettings]
     missing = [name for section in sections for name in section.model_fields if f"`{name}`" not in text]
     assert missing == []
 

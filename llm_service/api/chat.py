@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Any
 
 from llm_service.api.pools import LanguagePool
 from llm_service.api.schemas import ChatCompletionRequest, CompletionRequest
@@ -15,7 +16,7 @@ from llm_service.sampling import SamplingOptions
 from shared import metrics
 from shared.errors import ContextTooLong, EmbeddingLost, ReplicaLost, Unavailable
 from shared.items import VisionItem
-from shared.sizing import SizeRule
+from shared.sizing import Grid, SizeRule
 
 #: tries of one request whose embedding vanished; the second carries its embeddings inside, so it needs no luck
 MAX_ATTEMPTS = 2
@@ -38,6 +39,24 @@ class Prepared:
     prompt: Prompt
     images: list[RequestImage]
     items: list[VisionItem]
+    sampling: SamplingOptions
+    salt: str | None
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A prompt whose images may still have to be encoded.
+
+    Attributes:
+        prompt: token ids with placeholders.
+        images: in prompt order.
+        grids: embedding rows that the prompt has room for, per image.
+        sampling, salt: as in :class:`Prepared`.
+    """
+
+    prompt: Prompt
+    images: list[RequestImage]
+    grids: list[Grid]
     sampling: SamplingOptions
     salt: str | None
 
@@ -105,15 +124,48 @@ class ModelService(ImageService):
         """No pixel is touched here; only a cache miss makes the encoder work."""
         sampling = request.sampling()
         images = await self.images.fetch([ImageSource(part.url, part.fallback) for part in request.images()], salt)
-        grids = [image.merged(self.rule) for image in images]
         messages = [message.model_dump(exclude_none=True) for message in request.messages]
-        prompt = replace(self._prompts.build(messages, grids, tools=request.tools), cache_salt=salt)
+        draft = self.draft(messages, images, sampling, salt, tools=request.tools)
+        return self.ready(draft, await self.images.resolve(images, salt))
+
+    def draft(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        images: Sequence[RequestImage],
+        sampling: SamplingOptions,
+        salt: str | None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Draft:
+        """Builds the prompt of a chat, before anything is encoded.
+
+        Args:
+            messages: OpenAI's shape, with as many image parts as there are images.
+            images: fetched, in prompt order.
+            sampling: how to answer.
+            salt: of the tenant.
+            tools: functions on offer.
+
+        Raises:
+            RequestError: messages that the template refuses, or that do not fit the context.
+        """
+        grids = [image.merged(self.rule) for image in images]
+        prompt = replace(self._prompts.build(messages, grids, tools=tools), cache_salt=salt)
         sampling = self._fit(prompt, sum(grid.patches for grid in grids), sampling)
-        items = await self.images.resolve(images, salt)
-        for item, grid in zip(items, grids, strict=True):
-            if item.tokens != grid.patches:  # a wrong answer would follow; this is a bug or a foreign cache entry
+        return Draft(prompt, list(images), grids, sampling, salt)
+
+    @staticmethod
+    def ready(draft: Draft, items: Sequence[VisionItem]) -> Prepared:
+        """Puts a prompt and the embeddings of its images together.
+
+        Raises:
+            Unavailable: an embedding of another size than the prompt's; a wrong answer would follow. This is a bug or
+                a foreign cache entry.
+        """
+        for item, grid in zip(items, draft.grids, strict=True):
+            if item.tokens != grid.patches:
                 raise Unavailable(f"an image gave {item.tokens} embedding rows where the prompt holds {grid.patches}")
-        return Prepared(prompt, images, items, sampling, salt)
+        return Prepared(draft.prompt, draft.images, list(items), draft.sampling, draft.salt)
 
     def _fit(self, prompt: Prompt, image_tokens: int, sampling: SamplingOptions) -> SamplingOptions:
         """Checks prompt and answer against the context; an answer without a limit may fill what is left."""
@@ -176,6 +228,30 @@ class ModelService(ImageService):
                     raise
                 if restart is not None:
                     restart()
+                metrics.RESUBMITTED.labels(self.images.model).inc()
+
+    async def answer(self, request_id: str, chat: Prepared) -> list[Chunk]:
+        """The whole answer in one message, far cheaper than a stream, for callers who show nothing on the way.
+
+        Raises:
+            ReplicaLost: too many replicas died.
+        """
+        items = chat.items
+        lost = deaths = 0
+        while True:
+            try:
+                name = f"{request_id}-{lost + deaths + 1}"
+                return await self.language.answer(name, chat.prompt, items, chat.sampling)
+            except EmbeddingLost as error:
+                lost += 1
+                metrics.EMBEDDINGS_LOST.labels(self.images.model).inc()
+                if lost == MAX_ATTEMPTS:
+                    raise Unavailable("image embeddings kept vanishing from the cache; try again") from error
+                items = await self._inline(chat, items)
+            except ReplicaLost:
+                deaths += 1
+                if deaths == MAX_REPLICAS:
+                    raise
                 metrics.RESUBMITTED.labels(self.images.model).inc()
 
     async def _inline(self, chat: Prepared, items: Sequence[VisionItem]) -> list[VisionItem]:

@@ -70,3 +70,12 @@ class LanguagePool(Protocol):
             EmbeddingLost: before the first chunk, when a cache entry vanished.
             ReplicaLost: the process died, at whatever point.
         """
+
+    async def answer(
+        self, request_id: str, prompt: Prompt, items: list[VisionItem], sampling: SamplingOptions
+    ) -> list[Chunk]:
+        """The whole answer in one message, which costs far less than a stream; cancelling aborts the request.
+
+        Raises:
+            EmbeddingLost: a cache entry vanished.
+        """

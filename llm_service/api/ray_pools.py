@@ -50,11 +50,18 @@ def translated(error: Exception, pool: str) -> LookonceError:
 
 
 class RayEncoderPool:
-    """:class:`EncoderPool` over a Serve handle."""
+    """:class:`EncoderPool` over a Serve handle.
 
-    def __init__(self, handle: DeploymentHandle[Any], settings: PoolSettings) -> None:
+    Args:
+        handle: of the encoder deployment.
+        settings: of the pool.
+        batch: its images are a batch job's, and wait for those of people.
+    """
+
+    def __init__(self, handle: DeploymentHandle[Any], settings: PoolSettings, *, batch: bool = False) -> None:
         self._handle = handle
         self._settings = settings
+        self._batch = batch
 
     async def status(self) -> PoolStatus:
         """See :meth:`EncoderPool.status`."""
@@ -77,7 +84,8 @@ class RayEncoderPool:
 
     async def encode(self, data: bytes, *, salt: str | None, inline: bool, again: bool = False) -> VisionItem:
         """See :meth:`EncoderPool.encode`."""
-        item: VisionItem = await _call(self._handle.encode.remote(data, request_id.get(), salt, inline, again))
+        response = self._handle.encode.remote(data, request_id.get(), salt, inline, again, self._batch)
+        item: VisionItem = await _call(response)
         return item
 
 
@@ -151,3 +159,12 @@ class RayLanguagePool:
         finally:
             if not finished:
                 stream.cancel()
+
+    async def answer(
+        self, request_id: str, prompt: Prompt, items: list[VisionItem], sampling: SamplingOptions
+    ) -> list[Chunk]:
+        """See :meth:`LanguagePool.answer`."""
+        try:
+            return await _cancellable(self._whole.answer.remote(request_id, prompt, items, sampling))
+        except FAULTS as error:
+            raise translated(error, "language") from error

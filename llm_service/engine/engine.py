@@ -84,7 +84,13 @@ class LanguageEngine:
         return int(self._running().model_config.max_model_len)
 
     async def generate(
-        self, request_id: str, prompt: Prompt, items: Sequence[VisionItem], sampling: SamplingOptions
+        self,
+        request_id: str,
+        prompt: Prompt,
+        items: Sequence[VisionItem],
+        sampling: SamplingOptions,
+        *,
+        whole: bool = False,
     ) -> AsyncGenerator[Chunk, None]:
         """Streams the answers. Closing the iterator aborts them.
 
@@ -94,6 +100,7 @@ class LanguageEngine:
             items: the images in the order of their placeholders' ``image_index``; an item with a record brings its
                 embedding along.
             sampling: how to sample.
+            whole: one chunk per answer, when all are finished.
 
         Raises:
             RequestError: the request is at fault; ContextTooLong when it does not fit.
@@ -107,7 +114,7 @@ class LanguageEngine:
         inputs = engine_input(prompt, items, llm.model_config.get_inputs_embeds_size())
         reader = OutputReader(sampling)
         try:
-            async with aclosing(llm.generate(inputs, sampling_params(sampling), request_id)) as outputs:
+            async with aclosing(llm.generate(inputs, sampling_params(sampling, whole=whole), request_id)) as outputs:
                 async for output in outputs:
                     self._check_finish(request_id, output, items, started=reader.started)
                     for chunk in reader.chunks(output):
@@ -121,6 +128,13 @@ class LanguageEngine:
             if isinstance(cause, ValueError):
                 raise RequestError(str(cause)) from error
             raise Unavailable("the language engine failed on this request; try again") from error
+
+    async def answer(
+        self, request_id: str, prompt: Prompt, items: Sequence[VisionItem], sampling: SamplingOptions
+    ) -> list[Chunk]:
+        """The finished answers, one chunk each; cancelling aborts them. Otherwise as :meth:`generate`."""
+        async with aclosing(self.generate(request_id, prompt, items, sampling, whole=True)) as chunks:
+            return [chunk async for chunk in chunks]
 
     async def check_health(self) -> None:
         """Makes one token, unless steps since the last check show as much. The caller bounds the time.

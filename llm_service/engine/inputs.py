@@ -90,8 +90,8 @@ def _embedding(item: VisionItem, width: int) -> torch.Tensor | None:
     return tensor
 
 
-def sampling_params(options: SamplingOptions) -> SamplingParams:
-    """vLLM's sampling parameters; text and tokens come as deltas."""
+def sampling_params(options: SamplingOptions, *, whole: bool = False) -> SamplingParams:
+    """vLLM's sampling parameters; text and tokens come as deltas, or ``whole`` at the end."""
     shape = None
     if options.json_schema is not None:
         shape = StructuredOutputsParams(json=options.json_schema)
@@ -115,5 +115,5 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
         structured_outputs=shape,
         ignore_eos=options.ignore_eos,
         skip_special_tokens=options.skip_special_tokens,
-        output_kind=RequestOutputKind.DELTA,
+        output_kind=RequestOutputKind.FINAL_ONLY if whole else RequestOutputKind.DELTA,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from shared.config.section import Seconds, Section
 
@@ -162,3 +162,31 @@ class LogSettings(Section):
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     json_lines: bool = False
+
+
+class JobSettings(Section):
+    """How captioning jobs flow through Ray Data.
+
+    Attributes:
+        readers: fragments of the source that are read at once.
+        min_workers, max_workers: actors that caption rows; the pool grows while rows wait.
+        in_flight: rows that one worker has in work: read, being encoded, being answered.
+        row_timeout: deadline of one try of a row, seconds.
+        patience: how long nothing may succeed before the job stops, seconds.
+        shard_rows, shard_seconds: a part of the output is written after so many rows or seconds.
+    """
+
+    readers: int = Field(2, ge=1)
+    min_workers: int = Field(1, ge=1)
+    max_workers: int = Field(1, ge=1)
+    in_flight: int = Field(64, ge=1)
+    row_timeout: Seconds = 300.0
+    patience: Seconds = 300.0
+    shard_rows: int = Field(1000, ge=1)
+    shard_seconds: Seconds = 15.0
+
+    @model_validator(mode="after")
+    def _bounds(self) -> JobSettings:
+        if self.min_workers > self.max_workers:
+            raise ValueError(f"min_workers {self.min_workers} is above max_workers {self.max_workers}")
+        return self

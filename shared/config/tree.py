@@ -15,6 +15,7 @@ from shared.config.service import (
     CacheSettings,
     HttpSettings,
     ImageSettings,
+    JobSettings,
     LogSettings,
     RaySettings,
 )
@@ -35,6 +36,7 @@ class Settings(BaseSettings):
     access: AccessSettings = AccessSettings()
     batches: BatchSettings = BatchSettings()
     ray: RaySettings = RaySettings()
+    jobs: JobSettings = JobSettings()
     log: LogSettings = LogSettings()
 
     @classmethod

@@ -49,6 +49,32 @@ def test_an_answer_in_chunks(desk: Desk) -> None:
             assert 0 > entry.top[0].logprob >= entry.top[1].logprob >= entry.top[2].logprob
 
 
+def test_a_whole_answer_is_the_stream_in_one_piece(desk: Desk) -> None:
+    images = desk.embed(SQUARE)
+    options = SamplingOptions(max_tokens=6, temperature=1, seed=5, ignore_eos=True, n=2)
+    items = [image.item(inline=False) for image in images]
+    whole = desk.engine.run(desk.engine.engine.answer("whole", desk.prompt(images), items, options))
+    pieces = desk.ask(images, n=2, temperature=1, seed=5)
+    assert len(whole) == 2
+    for chunk in whole:
+        same = [piece for piece in pieces if piece.index == chunk.index]
+        assert list(chunk.token_ids) == tokens(same)
+        assert chunk.text == "".join(piece.text for piece in same)
+        assert chunk.finish_reason == "length"
+    usages = [chunk.usage for chunk in whole if chunk.usage is not None]
+    assert [usage.completion_tokens for usage in usages] == [12]
+
+
+def test_a_whole_answer_that_nobody_waits_for_is_aborted(desk: Desk) -> None:
+    async def leave() -> None:
+        options = SamplingOptions(max_tokens=400, ignore_eos=True)
+        await asyncio.wait_for(desk.engine.engine.answer("left", desk.prompt([]), [], options), 0.3)
+
+    with pytest.raises(TimeoutError):
+        desk.engine.run(leave())
+    assert desk.quiet()
+
+
 def test_log_probabilities_only_when_asked(desk: Desk) -> None:
     assert all(chunk.logprobs is None for chunk in desk.ask([]))
     assert all(not entry.top for chunk in desk.ask([], logprobs=0) for entry in chunk.logprobs or ())

@@ -16,7 +16,8 @@ from openai import OpenAI
 from PIL import Image
 
 from lookonce.client import data_url
-from lookonce.service import running
+from lookonce.service import Service
+from lookonce.service import service as start_service
 from shared.config import Settings, load_settings
 
 ROOT = Path(__file__).parent.parent.parent
@@ -33,10 +34,16 @@ def service_settings(**changes: Any) -> Settings:
 
 
 @pytest.fixture(scope="session")
-def service() -> Iterator[str]:
-    """Base URL of a running service."""
-    with running(service_settings(images={"allow_private_hosts": True})) as url:
-        yield url
+def pools() -> Iterator[Service]:
+    """A running service."""
+    with start_service(service_settings(images={"allow_private_hosts": True})) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def service(pools: Service) -> str:
+    """Its base URL."""
+    return pools.url
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def test_ask_says_what_is_wrong(service: str, words: list[str], said: str) -> No
     assert "Traceback" not in run.stderr
 
 
-def test_caption_writes_one_line_per_picture_and_lists_failures(service: str, tmp_path: Path) -> None:
+def test_caption_over_a_running_service(service: str, tmp_path: Path) -> None:
     folder = tmp_path / "pictures"
     (folder / "sub").mkdir(parents=True)
     for name in ("0.png", "1.png"):
@@ -55,28 +55,30 @@ def test_caption_writes_one_line_per_picture_and_lists_failures(service: str, tm
     shutil.copy(SAMPLES / "0.png", folder / "sub" / "emoji 🎈.PNG")
     (folder / "broken.jpg").write_bytes(b"no picture")
     (folder / "notes.txt").write_text("not asked about")
-    out = tmp_path / "captions.jsonl"
-    run = lookonce("caption", folder, "--out", out, "--url", service)
-    assert run.returncode == 3, run.stderr
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [line["image"] for line in lines] == ["0.png", "1.png", "broken.jpg", "sub/emoji 🎈.PNG"]
-    assert lines[0]["caption"] == lines[3]["caption"]
-    assert lines[2]["caption"] is None
-    assert "image 0" in lines[2]["error"]
-    assert "broken.jpg" in run.stderr
-    again = lookonce("caption", folder, "--out", out, "--url", service)
-    assert again.returncode == 3
-    assert all(json.loads(line)["cached"] for line in out.read_text().splitlines() if "broken" not in line)
-
-
-@pytest.mark.parametrize("words", [["nowhere"], ["docs"], [str(SAMPLES)]])
-def test_caption_refuses_what_it_cannot_do(service: str, words: list[str], tmp_path: Path) -> None:
-    out = SAMPLES / "0.png" if words == [str(SAMPLES)] else tmp_path / "out.jsonl"
-    before = (SAMPLES / "0.png").read_bytes()
-    run = lookonce("caption", *words, "--out", out, "--url", service)
+    out = tmp_path / "captions"
+    words = ("caption", folder, "--out", out, "--address", service, "--prompt", "Describe the picture.")
+    run = lookonce(*words, "--prompt", "What is at row 1 column 1?", "--sidecars")
     assert run.returncode == 1
-    assert "Traceback" not in run.stderr
-    assert (SAMPLES / "0.png").read_bytes() == before
+    assert "a sidecar holds one caption" in run.stderr
+    run = lookonce(*words, "--prompt", "What is at row 1 column 1?", "--report")
+    assert run.returncode == 3, run.stderr
+    assert "failed: broken.jpg: " in run.stderr
+    assert "4/4 captions, " in run.stderr
+    assert run.stdout.startswith(f"3 captioned in {out}, 1 failed")
+    lines = [json.loads(line) for line in (out / "part-000000.jsonl").read_text().splitlines()]
+    texts = {(line["id"], line["prompt_index"]): line["caption"] for line in lines}
+    assert {name for name, _ in texts} == {"0.png", "1.png", "sub/emoji 🎈.PNG"}
+    assert texts["0.png", 0] == texts["sub/emoji 🎈.PNG", 0]
+    assert texts["0.png", 0].startswith(f"Row 1: {texts['0.png', 1]}")
+    assert "no picture" not in (out / "report.html").read_text()
+    assert (out / "report.html").read_text().count("<img ") == 3
+
+
+def test_caption_says_when_nobody_is_there(tmp_path: Path) -> None:
+    run = lookonce("caption", SAMPLES, "--out", tmp_path / "out", "--address", "http://127.0.0.1:9")
+    assert run.returncode == 1
+    assert "no answer from http://127.0.0.1:9" in run.stderr.replace("\n", " ")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_service_that_is_not_there_is_said(tmp_path: Path) -> None:

@@ -25,10 +25,12 @@ POISON = b"the encoder dies over this picture"
 class CrashingEncoder(EncoderReplica):
     """The real replica, whose process is killed as soon as it gets a poisoned file."""
 
-    async def encode(self, data: bytes, request_id: str, salt: str | None, inline: bool, again: bool) -> VisionItem:
+    async def encode(
+        self, data: bytes, request_id: str, salt: str | None, inline: bool, again: bool, batch: bool = False
+    ) -> VisionItem:
         if data.endswith(POISON):
             os.kill(os.getpid(), signal.SIGKILL)
-        return await super().encode(data, request_id, salt, inline, again)
+        return await super().encode(data, request_id, salt, inline, again, batch)
 
 
 @dataclass
