@@ -33,6 +33,8 @@ RUN_VARIABLE = "LOOKONCE_RUN"
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: how long requests in work may go on after a signal, seconds
 DRAIN_SECONDS = 6.0
+#: a temporary folder with a longer name leaves no room for the names of Ray's sockets, of 107 bytes at most
+MAX_TEMPORARY = 17
 
 #: variables that every replica needs, set before its first import
 REPLICA_ENVIRONMENT = {
@@ -146,7 +148,10 @@ def ray_running(settings: Settings, report: Report = lambda _: None) -> Iterator
 
 
 def _run_folder(stack: ExitStack) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="lookonce-"))
+    base = tempfile.gettempdir()
+    if len(base) > MAX_TEMPORARY:
+        base = "/tmp"
+    folder = Path(tempfile.mkdtemp(prefix="lookonce-", dir=base))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     return folder
 

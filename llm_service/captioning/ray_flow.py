@@ -112,8 +112,8 @@ class CaptionWorker:
         self._captioner, self._gate = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
 
     async def _open(self) -> tuple[Captioner, asyncio.Semaphore]:
-        captioner = await self._connect(self._index).__aenter__()
-        return captioner, asyncio.Semaphore(self._in_flight)
+        self._context = self._connect(self._index)  # kept: a generator that nobody holds closes what it opened
+        return await self._context.__aenter__(), asyncio.Semaphore(self._in_flight)
 
     def __call__(self, block: pa.Table) -> Iterator[pa.Table]:
         """Captions a block. Outcomes come in the order of its rows, so that a retry of the block repeats them.
