@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/demo.yaml
 
-.PHONY: help setup demo serve test test-slow test-gpu chaos bench bench-encoder bench-mrope bench-cache lint format clean
+.PHONY: help setup demo serve test test-slow test-gpu chaos bench bench-encoder bench-mrope bench-cache bench-captioning lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ bench-mrope: setup  ## M-RoPE positions beside vLLM's
 
 bench-cache: setup  ## the cache's transport next to redis-py and a raw socket
 	@$(BIN)/python -m benchmarks.cache
+
+bench-captioning: setup  ## captioning jobs beside each pool alone and a plain vLLM script
+	@$(BIN)/python -m benchmarks.captioning
 
 lint: setup  ## ruff and mypy
 	@$(BIN)/ruff check .

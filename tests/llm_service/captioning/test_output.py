@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +24,7 @@ from shared.errors import ConfigError, InUse, StorageError
 from shared.shards import JsonLines, RowFormat
 
 JOB = {"source": "pictures", "prompts": ["Describe the picture."], "model": {"name": "demo"}}
+ROOT = Path(__file__).parent.parent.parent.parent
 FORMATS = [JsonLines(), Parquet()]
 
 
@@ -213,3 +216,34 @@ def test_sidecars_that_have_no_place(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("a.jpg\n")
     with pytest.raises(ConfigError, match="not a folder or a glob"):
         check_sidecars(open_source(str(tmp_path / "list.txt")), 1)
+
+
+GROWTH = """
+import resource, sys
+from pathlib import Path
+from llm_service.captioning.output import Output
+from llm_service.captioning.rows import Outcome
+from shared.config import JobSettings
+from shared.shards import JsonLines
+from tests.llm_service.captioning.test_output import good
+
+with Output(Path(sys.argv[1]), {"source": "many"}, JsonLines(), JobSettings()) as output:
+    for number in range(int(sys.argv[2])):
+        name = f"folder/{number:09}.png"
+        output.add(good(name) if number % 100 else Outcome(name, error="broken"))
+with Output(Path(sys.argv[1]), {"source": "many"}, JsonLines(), JobSettings()) as output:
+    assert output.captioned + output.failed == int(sys.argv[2])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_rows(tmp_path: Path) -> None:
+    """B2: writing and reading again ten times as many rows takes at most 64 bytes more for each."""
+    peaks = []
+    for rows in (20_000, 200_000):
+        command = [sys.executable, "-c", GROWTH, str(tmp_path / str(rows)), str(rows)]
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        peaks.append(1024 * int(run.stdout))
+    print(f"peak {peaks[0] >> 20} MiB for 20,000 rows, {peaks[1] >> 20} MiB for 200,000")
+    assert peaks[1] - peaks[0] < 64 * 180_000
