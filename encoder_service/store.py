@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,8 @@ from shared.sizing import Grid
 
 #: for another encoder's work on one image, at most; the wait ends sooner when that encoder's lease ends
 WAIT_SECONDS = 120.0
+#: a lease is renewed so many times in its length: one renewal may be lost
+RENEWALS = 3
 
 
 class Store:
@@ -70,13 +73,22 @@ class Store:
 
     @asynccontextmanager
     async def lease(self, key: str) -> AsyncIterator[bool]:
-        """Whether this engine is the one to encode ``key``; the lease ends with the block."""
-        mine = await self._cache.claim(key, self._owner)
+        """Whether this engine is the one to encode ``key``; the lease is renewed until the block ends."""
+        if not await self._cache.claim(key, self._owner):
+            yield False
+            return
+        renewal = asyncio.create_task(self._renew(key))
         try:
-            yield mine
+            yield True
         finally:
-            if mine:
-                await self._cache.release(key, self._owner)
+            renewal.cancel()
+            await self._cache.release(key, self._owner)
+
+    async def _renew(self, key: str) -> None:
+        """An encode may take longer than a lease; only a dead owner's ends."""
+        while True:
+            await asyncio.sleep(self._cache.lease / RENEWALS)
+            await self._cache.renew(key, self._owner)
 
     async def wait(self, key: str) -> VisionItem | None:
         """Waits for the encoder that holds the lease; None when it did not deliver."""

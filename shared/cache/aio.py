@@ -59,6 +59,8 @@ class AsyncEmbeddingCache:
 
     def __init__(self, settings: CacheSettings, url: str) -> None:
         self._settings = settings
+        #: seconds that a lease lasts
+        self.lease = settings.lease
         self._breaker = Breaker()
         self.stats = CacheStats(self._breaker)
         self._operations = Operations(settings, self.stats)
@@ -133,6 +135,10 @@ class AsyncEmbeddingCache:
             False when somebody else holds it. True too when Redis cannot say: better made twice than never.
         """
         return await self._run("claim", self._operations.claim(key, owner), True)
+
+    async def renew(self, key: str, owner: str) -> bool:
+        """Makes a lease last anew; False when it is somebody else's by now, or Redis cannot say."""
+        return await self._run("renew", self._operations.renew(key, owner), False)
 
     async def release(self, key: str, owner: str) -> None:
         """Gives the lease back, if it is still this owner's, and wakes those who wait for it."""

@@ -155,6 +155,17 @@ class Operations:
             return True
         return taken is not None
 
+    def renew(self, key: str, owner: str) -> Steps[bool]:
+        """Makes the lease last anew, if it is still the owner's; whether it is."""
+        name = lease_key(key)
+        _, holder = yield [("WATCH", name), ("GET", name)]
+        if holder != owner.encode():
+            yield [("UNWATCH",)]
+            return False
+        # XX: what has expired since the look is not taken again
+        *_, done = yield [("MULTI",), ("SET", name, owner, "XX", "PX", self._lease), ("EXEC",)]
+        return bool(done == [b"OK"])
+
     def release(self, key: str, owner: str) -> Steps[None]:
         """Drops the lease if it is still the owner's. WATCH, not a script: scripting may be forbidden for our user."""
         name = lease_key(key)

@@ -118,6 +118,10 @@ class EmbeddingCache:
         """Takes the lease; False when somebody else holds it, True too when Redis cannot say."""
         return self._run("claim", self._operations.claim(key, owner), True)
 
+    def renew(self, key: str, owner: str) -> bool:
+        """Makes a lease last anew; False when it is somebody else's by now, or Redis cannot say."""
+        return self._run("renew", self._operations.renew(key, owner), False)
+
     def release(self, key: str, owner: str) -> None:
         """Gives the lease back, if it is still this owner's, and wakes those who wait for it."""
         self._run("release", self._operations.release(key, owner), None)

@@ -18,14 +18,14 @@ class CacheSettings(Section):
         private_maxmemory_mib: memory of that private Redis, MiB; least recently used entries go first.
         timeout: deadline of one operation, seconds.
         ttl: life of an entry, seconds; None leaves it to eviction.
-        lease: how long one encoder may work on an image before another takes over, seconds.
+        lease: how long after an encoder's death another takes over the image that it worked on, seconds.
     """
 
     url: str | None = None
     private_maxmemory_mib: int = Field(512, ge=16)
     timeout: Seconds = 0.5
     ttl: Seconds | None = None
-    lease: Seconds = 30.0
+    lease: Seconds = 10.0
 
 
 class ImageSettings(Section):

@@ -82,6 +82,20 @@ async def test_a_lease_whose_owner_delivers_is_waited_for(make: Make, monkeypatc
     assert second.stats()["forwards"] == 0
 
 
+async def test_an_encode_longer_than_its_lease_is_waited_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner lives, so its lease is renewed: nobody takes over."""
+    first, second, data = await make(lease=0.5), await make(lease=0.5), file(pixels(15))
+    forwards = HeldForwards(monkeypatch)
+    one = asyncio.create_task(first.encode(data))
+    await forwards.begun()
+    two = asyncio.create_task(second.encode(data))
+    await asyncio.sleep(2)
+    forwards.release()
+    assert (await one).key == (await two).key
+    assert (await two).cached
+    assert (second.stats()["takeovers"], second.stats()["forwards"]) == (0, 0)
+
+
 async def test_bad_files_are_refused_and_nothing_stays(make: Make) -> None:
     """D8."""
     engine, good = await make(), file(pixels(20))

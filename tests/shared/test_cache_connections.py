@@ -38,6 +38,9 @@ async def test_a_user_without_scripting_is_enough(kind: str, redis_server: Local
         assert await wait
         await cache.release(key(1), "one")
         assert await cache.claim(key(1), "two")
+        assert await cache.renew(key(1), "two")
+        if kind == "loop":
+            assert await cache.count_up("lookonce:strikes:m:file", 60) == 1
         assert await cache.describe(key(1))
         assert await cache.fetch(key(1)) == record(1)
         assert await cache.resolve_alias(ALIAS) == DIGEST

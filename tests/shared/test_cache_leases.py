@@ -41,6 +41,23 @@ async def test_a_lease_of_a_dead_owner_is_taken_over(kind: str, redis_url: str) 
         assert not await cache.claim(key(1), "third")
 
 
+async def test_a_renewed_lease_does_not_end(kind: str, redis_url: str, raw: Any) -> None:
+    async with cache_of(kind, redis_url, lease=0.6) as cache:
+        assert await cache.claim(key(1), "one")
+        for _ in range(4):
+            await asyncio.sleep(0.25)
+            assert await cache.renew(key(1), "one")
+        assert not await cache.claim(key(1), "two")
+        assert not await cache.renew(key(1), "two")
+        assert not await cache.renew(key("nobody's"), "one")
+        assert not raw.exists(lease_key(key("nobody's")))
+        await asyncio.sleep(0.7)
+        assert not await cache.renew(key(1), "one")
+        assert await cache.claim(key(1), "two")
+        assert not await cache.renew(key(1), "one")
+        assert raw.get(lease_key(key(1))) == b"two"
+
+
 def test_a_lease_that_changes_hands_during_its_release_stays(raw: Any) -> None:
     """The steps by hand: between the look and the deletion the lease expires and another takes it."""
     operations = Operations(CacheSettings(), CacheStats(Breaker()))
