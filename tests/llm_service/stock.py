@@ -102,7 +102,7 @@ def serve(checkpoint: Path, log: Path, role: str | None, extra: dict[str, Any] |
         )
     try:
         server = Server(port, log)
-        deadline = time.monotonic() + 600
+        deadline = time.monotonic() + 1200
         while True:
             try:
                 if httpx.get(f"{server.base}/health").status_code == 200:
