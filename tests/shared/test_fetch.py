@@ -11,6 +11,7 @@ import pytest
 from shared.config import ImageSettings
 from shared.errors import ImageTooLarge
 from shared.fetch import ImageFetcher
+from shared.keys import bytes_digest
 from tests.shared import sites as site_fixtures
 from tests.shared.sites import PNG, PUBLIC, Load, Names, Site, refusal, response
 
@@ -29,6 +30,17 @@ async def test_plain(load: Load, outside: Site) -> None:
     assert f"host: public.test:{outside.port}" in head
     assert "cookie" not in head
     assert "authorization" not in head
+
+
+async def test_what_is_behind_a_url_now_is_what_counts(load: Load, outside: Site) -> None:
+    """C11: another picture under the same URL, with the same ETag and years to live; nothing is found by its URL."""
+    forever = {"etag": '"same"', "cache_control": "max-age=31536000, immutable"}
+    other = PNG + b"\0"
+    for body in (PNG, other, PNG):
+        outside.answers["/now"] = response(200, body, **forever)
+        assert await load(f"http://public.test:{outside.port}/now") == body
+    assert len({bytes_digest(PNG), bytes_digest(other)}) == 2
+    assert "if-none-match" not in outside.requests[-1].lower()
 
 
 async def test_case_and_trailing_dot(load: Load, outside: Site) -> None:
