@@ -23,7 +23,7 @@ from shared import metrics
 from shared.config import Settings
 from shared.environment import temporary_environment
 from shared.errors import ConfigError, Unavailable
-from shared.families import family_of, read_config
+from shared.families import RADIO, family_of, read_config
 from shared.local_redis import LocalRedis
 
 Report = Callable[[str], None]
@@ -75,10 +75,10 @@ def check_port(host: str, port: int) -> None:
 
 
 def check_models(settings: Settings) -> None:
-    """Refuses models that cannot answer anything, before anything is started.
+    """Refuses models that cannot be served, before anything is started. An encoder alone gives embeddings.
 
     Raises:
-        ConfigError: no such folder, or a model without a language half.
+        ConfigError: no such folder, or a chat model whose language half no engine here runs.
         CheckpointError: a folder whose configuration is of no known family.
     """
     for model in settings.models:
@@ -87,10 +87,10 @@ def check_models(settings: Settings) -> None:
                 continue
             raise ConfigError(f"model {model.name}: there is no folder {model.checkpoint}; set its checkpoint")
         family = family_of(read_config(model.checkpoint))
-        if family.language_architecture is None:
+        if family.language_architecture is None and family is not RADIO:
             raise ConfigError(
                 f"model {model.name}: family {family.name} has no language model that can be served; "
-                "lookonce encode runs an encoder by itself, lookonce inspect tells what the folder holds"
+                "lookonce inspect tells what the folder holds"
             )
 
 

@@ -18,6 +18,7 @@ from shared.sizing import NaflexRule, SizeRule
 __all__ = [
     "FAMILIES",
     "ISAAC",
+    "RADIO",
     "Config",
     "Family",
     "context_length",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llm_service.api.responses import error_body
-from shared.errors import PayloadTooLarge
+from shared.errors import PayloadTooLarge, RequestError
 from shared.log import request_id
 
 _HARMLESS = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -39,7 +39,7 @@ class RequestId:
 
 
 class BodyLimit:
-    """Refuses bodies above a limit, by their declared length or while they come in.
+    """Refuses bodies above a limit, by their declared length or while they come in, and compressed ones.
 
     Args:
         app: what is below.
@@ -58,9 +58,13 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         limit = self._larger.get(scope["path"], self._limit)
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        headers = dict(scope["headers"])
+        declared = headers.get(b"content-length", b"0")
         if not declared.isdigit() or int(declared) > limit:
-            await self._refuse(send, limit)
+            await self._refuse(send, _too_large(limit))
+            return
+        if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
+            await self._refuse(send, RequestError("the request body is compressed; send it without Content-Encoding"))
             return
         seen = 0
 
@@ -74,10 +78,10 @@ class BodyLimit:
 
         await self._app(scope, receive_counted, send)
 
-    async def _refuse(self, send: Send, limit: int) -> None:
-        body = json.dumps(error_body(_too_large(limit))).encode()
+    async def _refuse(self, send: Send, error: RequestError) -> None:
+        body = json.dumps(error_body(error)).encode()
         headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": PayloadTooLarge.status, "headers": headers})
+        await send({"type": "http.response.start", "status": error.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
 

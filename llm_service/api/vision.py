@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -135,9 +136,7 @@ class ImageResolver:
                 return await self._read(source.fallback, begin)
             return await self._read(source.url, begin)
         except RequestError as error:
-            error.args = (f"image {place}: {error.message}",)
-            error.message, error.param = error.args[0], error.param or f"messages.image_url[{place}]"
-            raise
+            raise _placed(error, place) from error
 
     def uploaded(self, data: bytes) -> FetchedImage:
         """An image whose file came in a request's body.
@@ -154,8 +153,18 @@ class ImageResolver:
         return FetchedImage(data, probe(data, self._limits), time.perf_counter() - begin)
 
     async def resolve(self, images: Sequence[RequestImage], salt: str | None) -> list[VisionItem]:
-        """Vision items of a request's images, in order; equal images of one request are looked up once."""
-        return await gather_or_cancel([self._resolve_one(image, salt) for image in images])
+        """Vision items of a request's images, in order; equal images of one request are looked up once.
+
+        Raises:
+            BadImage, QuarantinedImage: the message names the image's place in the request.
+        """
+        return await gather_or_cancel([self._resolve_placed(place, image, salt) for place, image in enumerate(images)])
+
+    async def _resolve_placed(self, place: int, image: RequestImage, salt: str | None) -> VisionItem:
+        try:
+            return await self._resolve_one(image, salt)
+        except RequestError as error:
+            raise _placed(error, place) from error
 
     async def resolve_whole(self, images: Sequence[RequestImage], salt: str | None) -> list[VisionItem]:
         """The same with every record inside the item, checked.
@@ -263,6 +272,14 @@ class ImageResolver:
             item = await encode()
         self._namespace = Namespace.of(item.key)  # asking for it would wake a pool that sleeps by then
         return replace(item, cached=True, timings={}) if joined else item
+
+
+def _placed(error: RequestError, place: int) -> RequestError:
+    """The same error about one image of a request; the original may be another request's as well."""
+    placed = copy(error)
+    placed.args = (f"image {place}: {error.message}",)
+    placed.message, placed.param = placed.args[0], error.param or f"messages.image_url[{place}]"
+    return placed
 
 
 def unknown_image(url: str) -> UnknownImage:

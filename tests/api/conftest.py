@@ -141,7 +141,7 @@ def serving(
         thread.start()
         try:
             url = f"http://127.0.0.1:{port}"
-            _await_start(url, thread)
+            await_start(url, thread)
             yield url
         finally:
             server.should_exit = True
@@ -150,7 +150,7 @@ def serving(
         redis.stop()
 
 
-def _await_start(url: str, thread: threading.Thread) -> None:
+def await_start(url: str, thread: threading.Thread) -> None:
     while True:
         assert thread.is_alive(), "the application did not start"
         try:

@@ -95,7 +95,7 @@ def test_every_published_model_has_its_file() -> None:
 
 
 def test_models_that_cannot_answer_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    """An encoder by itself, a folder that is not there: one sentence, at once."""
+    """A language half that no engine here runs, a folder that is not there: one sentence, at once."""
 
     def settings(checkpoint: Path) -> Any:
         path = tmp_path / "settings.yaml"
@@ -104,6 +104,7 @@ def test_models_that_cannot_answer_are_refused_before_anything_starts(tmp_path: 
 
     with pytest.raises(ConfigError, match="model m: there is no folder"):
         check_models(settings(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match="lookonce encode"):
-        check_models(settings(radio(tmp_path / "radio")))
+    with pytest.raises(ConfigError, match="no language model that can be served"):
+        check_models(settings(write_radio(tmp_path / "nano", "nano", Shape(patch_size=16, table=2048))))
+    check_models(settings(radio(tmp_path / "radio")))  # gives embeddings
     check_models(settings(isaac(tmp_path / "isaac")))
