@@ -19,6 +19,7 @@ from types import FrameType
 
 import psutil
 
+from lookonce.loopback import WORKER_HOOK, ray_on_loopback
 from shared import metrics
 from shared.config import Settings
 from shared.environment import temporary_environment
@@ -199,10 +200,11 @@ def _start_ray(stack: ExitStack, settings: Settings, folder: Path, report: Repor
         temporary.mkdir()
         # what every process of the run inherits
         stack.enter_context(temporary_environment({RUN_VARIABLE: str(folder), "TMPDIR": str(temporary)}))
+        stack.enter_context(ray_on_loopback())
     ray.init(
         address=address or "local",
         namespace="lookonce",
-        runtime_env={"env_vars": environment},
+        runtime_env={"env_vars": environment, "worker_process_setup_hook": WORKER_HOOK},
         logging_level=logging.ERROR,
         log_to_driver=settings.log.level == "debug",
         **private,
