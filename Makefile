@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/demo.yaml
 
-.PHONY: help setup demo serve test test-slow test-gpu chaos bench bench-encoder bench-mrope bench-cache bench-captioning lint format clean
+.PHONY: help setup demo serve test test-slow test-gpu chaos bench bench-encoder bench-mrope bench-cache bench-captioning bench-e2e capacity lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,6 +43,12 @@ bench-cache: setup  ## the cache's transport next to redis-py and a raw socket
 
 bench-captioning: setup  ## captioning jobs beside each pool alone and a plain vLLM script
 	@$(BIN)/python -m benchmarks.captioning
+
+bench-e2e: setup  ## the service beside a monolithic vllm serve; BENCH_E2E=--quick for a smoke test
+	@$(BIN)/python -m benchmarks.e2e $(BENCH_E2E)
+
+capacity: setup  ## how large a cluster must be, from 10 to 100,000 requests a second
+	@$(BIN)/python -m benchmarks.capacity --table
 
 lint: setup  ## ruff and mypy
 	@$(BIN)/ruff check .

@@ -1,0 +1,1 @@
+"""lookonce beside a monolithic ``vllm serve``: same cores, checkpoint, client and requests, over OpenAI's HTTP API."""
