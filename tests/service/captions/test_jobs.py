@@ -19,14 +19,9 @@ from lookonce.caption import Job, Summary, run
 from lookonce.service import Service
 from shared.config import Settings
 from shared.errors import ConfigError
-from tests.service.conftest import SAMPLES, metric, random_png, service_settings
+from tests.service.conftest import SAMPLES, metric, random_png
 
 DESCRIBE, CORNER = "Describe the picture.", "What is at row 1 column 1?"
-
-
-@pytest.fixture(scope="session")
-def settings() -> Settings:
-    return service_settings(images={"allow_private_hosts": True})
 
 
 def captioned(job: Job, settings: Settings, pools: Service) -> tuple[Summary, int]:
