@@ -18,6 +18,8 @@ from shared.cache import AsyncEmbeddingCache
 from shared.config import CacheSettings, ImageSettings, ModelSettings
 from shared.errors import LookonceError, Unavailable
 from shared.keys import alias_key, bytes_digest
+from shared.record_values import Encoding
+from shared.records import check_record
 from tests.encoder_service.kit import NOWHERE, HeldForwards, Make, embedding, expected, file, idle, pixels, served
 
 
@@ -75,6 +77,21 @@ async def test_the_same_picture_in_two_files_at_once(make: Make) -> None:
     items = await asyncio.gather(*(engine.encode(file(picture, kind)) for kind in ("PNG", "BMP", "TIFF")))
     assert len({item.key for item in items}) == 1
     assert engine.stats()["forwards"] == 1
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+async def test_smaller_records_are_read_by_every_engine(make: Make, checkpoint: Path, kind: str) -> None:
+    """One engine writes bytes, another that writes raw floats finds them: one key, one forward."""
+    writer, reader, picture = await make(records=kind), await make(), pixels(70 + len(kind))
+    item = await writer.encode(file(picture))
+    record = await writer._cache.fetch(item.key)
+    assert record is not None
+    assert check_record(record, item.key).encoding is Encoding[kind.upper()]
+    again = await reader.encode(file(picture), inline=True)
+    assert (again.key, again.record, reader.stats()["forwards"]) == (item.key, bytes(record), 0)
+    truth = expected(checkpoint, picture)
+    off = (await embedding(reader, again) - truth).abs()
+    assert bool((off <= truth.abs().amax(1, keepdim=True) / (250 if kind == "int8" else 16)).all())
 
 
 async def test_salts_never_meet(make: Make) -> None:
