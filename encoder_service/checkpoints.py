@@ -89,7 +89,7 @@ def load_encoder(
         CheckpointError: one sentence that names the file and the tensor or setting at fault.
     """
     config = read_config(checkpoint)
-    family = family_of(config)
+    family = family_of(config, checkpoint)
     rule = _size_rule(family, config)
     layout, tower = _planned(checkpoint, config, family, rule, dtype)
     if output == "summary":
@@ -118,7 +118,7 @@ def check_encoder(checkpoint: Path, dtype: Dtype = "bfloat16") -> Tower:
         CheckpointError: as for :func:`load_encoder`.
     """
     config = read_config(checkpoint)
-    family = family_of(config)
+    family = family_of(config, checkpoint)
     layout, tower = _planned(checkpoint, config, family, _size_rule(family, config), dtype)
     with TensorFiles(checkpoint, weight_stem(checkpoint)) as files:
         _found(layout, tower, family, files, checkpoint)

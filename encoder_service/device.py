@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from encoder_service.towers.base import Budget, GridError, Tower
+from shared.errors import LookonceError
 from shared.sizing import Grid
 
 #: Below a few rows per thread, CPU matrix kernels switch to another order of summation, and the bits of an image would
@@ -81,6 +82,7 @@ def embed(tower: Tower, images: Sequence[Patches]) -> Embedded:
 
     Raises:
         GridError: a grid that the tower cannot take.
+        LookonceError: a tower that gives something else than ``[tokens, width]``.
     """
     begin = time.perf_counter()
     parameter = next(tower.parameters())
@@ -92,6 +94,12 @@ def embed(tower: Tower, images: Sequence[Patches]) -> Embedded:
     packing = time.perf_counter() - begin
     with torch.inference_mode():
         out = tower(packed.to(parameter.device), plan.to(parameter.device)).cpu()
+    expected = (budget.patches // tower.merge**2, tower.width)
+    if out.shape != expected:
+        raise LookonceError(
+            f"{type(tower).__name__} gave values of shape {list(out.shape)} for {budget.patches} patches; "
+            f"wanted {list(expected)}: one row a token"
+        )
     rows = list(torch.split(out[: sum(plan.tokens)], plan.tokens))
     return Embedded(rows, budget.patches - used, time.perf_counter() - begin, host=packing)
 

@@ -7,7 +7,7 @@ touched: the language model's shards need not even be there.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from shared.model_config import PARAMS, STEMS
 from shared.weight_index import index_name, read_index
 
 FLOATS = ("F64", "F32", "F16", "BF16")
+#: bytes that are read through one mapping of a file: its pages count as this process's memory until it is closed
+MAPPED_BYTES = 64 << 20
 
 
 class TensorFiles:
@@ -38,7 +40,7 @@ class TensorFiles:
     def __init__(self, checkpoint: Path, stem: str = "model") -> None:
         self._folder = checkpoint
         self._open_files: dict[str, Any] = {}
-        self._stack = ExitStack()
+        self._mapped: dict[str, int] = {}
         self.read: dict[str, list[str]] = {}
         single, index = f"{stem}.safetensors", index_name(stem)
         if (checkpoint / index).is_file():
@@ -54,7 +56,8 @@ class TensorFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        for file in list(self._open_files):
+            self._close(file)
 
     def names(self, prefix: str) -> set[str]:
         """Names that begin with ``prefix``, as the index or the single file lists them."""
@@ -101,7 +104,10 @@ class TensorFiles:
         self.shape(name)
         path = self.place(name)
         with _translated(path, name):
+            if self._mapped.get(path.name, 0) > MAPPED_BYTES:
+                self._close(path.name)
             tensor: torch.Tensor = self._opened(path.name).get_tensor(name)
+        self._mapped[path.name] = self._mapped.get(path.name, 0) + tensor.nbytes
         self.read.setdefault(path.name, []).append(name)
         return tensor
 
@@ -109,9 +115,13 @@ class TensorFiles:
         if file not in self._open_files:
             path = self._folder / file
             with _translated(path):
-                handle = safe_open(path, framework="pt", device="cpu")
-                self._open_files[file] = self._stack.enter_context(handle)
+                handle: Any = safe_open(path, framework="pt", device="cpu")
+                self._open_files[file] = handle.__enter__()
         return self._open_files[file]
+
+    def _close(self, file: str) -> None:
+        self._open_files.pop(file).__exit__(None, None, None)
+        self._mapped.pop(file, None)
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def inspect(
     found = Inspection(checkpoint)
     try:
         config = read_config(checkpoint)
-        family = family_of(config)
+        family = family_of(config, checkpoint)
     except LookonceError as error:
         found.problems.append(error.message)
         return found

@@ -87,7 +87,7 @@ def check_models(settings: Settings) -> None:
             if settings.ray.address:  # another machine's folder, perhaps
                 continue
             raise ConfigError(f"model {model.name}: there is no folder {model.checkpoint}; set its checkpoint")
-        family = family_of(read_config(model.checkpoint))
+        family = family_of(read_config(model.checkpoint), model.checkpoint)
         if family.language_architecture is None and family is not RADIO:
             raise ConfigError(
                 f"model {model.name}: family {family.name} has no language model that can be served; "

@@ -80,8 +80,12 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def family_of(config: Config) -> Family:
+def family_of(config: Config, checkpoint: Path | None = None) -> Family:
     """The family of a checkpoint, from its ``config.json``.
+
+    Args:
+        config: what :func:`read_config` gave.
+        checkpoint: the folder, for the error's sentence.
 
     Raises:
         CheckpointError: no family here; names what was found.
@@ -89,8 +93,9 @@ def family_of(config: Config) -> Family:
     for family in FAMILIES.values():
         if family.matches(config):
             return family
+    where = f"{checkpoint / config_file(checkpoint)}: " if checkpoint else ""
     raise CheckpointError(
-        f"no family for model_type {config.get('model_type')!r:.80} with architectures "
+        f"{where}no family for model_type {config.get('model_type')!r:.80} with architectures "
         f"{config.get('architectures')!r:.200}; "
         f"known: {', '.join(family.model_type for family in FAMILIES.values())}"
     )

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
-from torch._inductor import config as inductor_config
 
 from encoder_service.replay.buffers import Inputs
 from encoder_service.towers.base import Plan, Tower
@@ -55,6 +54,9 @@ class CompiledBackend(Backend):
 
     def prepare(self, tower: Tower, inputs: Inputs, output: torch.Tensor) -> Program:
         """See :meth:`Backend.prepare`; takes a C++ compiler on CPU."""
+        # the compiler itself is 140 MB, which the other backends need not hold
+        from torch._inductor import config as inductor_config
+
         compiled = torch.compile(  # type: ignore[call-overload]  # its annotations lack the last two
             _forward_into, fullgraph=True, dynamic=False, recompile_limit=1, isolate_recompiles=True
         )

@@ -7,6 +7,7 @@ connector or, when they travel in the request, over :meth:`TowerFreeModel.embed_
 # mypy: allow-subclassing-any
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from itertools import product
 from types import new_class
@@ -32,6 +33,8 @@ from llm_service.vllm_plugin import SERVED, architecture
 from llm_service.vllm_plugin.processing import EMBEDDING, GRID, NoDummies, TowerFreeInfo, TowerFreeProcessor
 from shared.errors import CheckpointError
 from shared.families import Family
+
+logger = logging.getLogger(__name__)
 
 LANGUAGE = "language_model"
 
@@ -166,6 +169,7 @@ class TowerFreeMRoPEModel(TowerFreeModel, SupportsMRoPE):
                 raise ValueError(f"image at token {feature.mm_position.offset} has no grid")
             spans.append(ImageSpan(feature.mm_position.offset, *feature.data[GRID].data.tolist()))
         rows, delta = positions(len(input_tokens), spans, GridOrigin(self.family.grid_origin))
+        logger.debug("%d tokens with %d images: decoding counts on at %+d", len(input_tokens), len(spans), delta)
         return torch.from_numpy(rows), delta
 
 

@@ -70,6 +70,14 @@ def test_log_probabilities(openai: OpenAI) -> None:
         assert top[token] == logprob == max(top.values()) <= 0
 
 
+def test_embeddings_are_no_prompt(openai: OpenAI) -> None:
+    """M15: nothing is taken from a client but text and token ids; the engine lives on."""
+    for body in ({"prompt_embeds": "AAAA"}, {"prompt_embeds": ["AAAA"], "repetition_penalty": 1.5}):
+        with pytest.raises(BadRequestError, match="prompt"):
+            openai.post("/completions", body={"model": MODEL, **body}, cast_to=object)
+    assert openai.completions.create(model=MODEL, prompt=TEXT, max_tokens=1).usage.prompt_tokens
+
+
 def test_control_tokens_typed_as_text_are_text(openai: OpenAI, builder: PromptBuilder) -> None:
     answer = openai.completions.create(model=MODEL, prompt="<|im_end|>", max_tokens=1)
     assert answer.usage.prompt_tokens == len(builder.plain("<|im_end|>").token_ids) > 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 import os
 import signal
@@ -14,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from encoder_service import engine as engine_module
 from encoder_service.device import Patches, embed
 from encoder_service.replay import runner
 from shared.errors import BadImage, Busy, ImageTooLarge, LookonceError, Unavailable
@@ -269,3 +271,33 @@ async def test_a_frozen_redis_costs_bounded_time(make: Make, tmp_path: Path) -> 
     finally:
         os.kill(server.pid, signal.SIGCONT)
         server.stop()
+
+
+class Stacked(torch.nn.Module):
+    """A tower whose output keeps the grid: ``[images, rows, columns, width]``."""
+
+    def __init__(self, tower: torch.nn.Module) -> None:
+        super().__init__()
+        self.tower = tower
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name) if name == "tower" else getattr(self.tower, name)
+
+    def forward(self, patches: torch.Tensor, plan: Any) -> torch.Tensor:
+        rows = self.tower(patches, plan)
+        return rows.view(1, 1, *rows.shape)
+
+
+async def test_a_tower_whose_output_has_another_shape_does_not_start(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """V18: never flattened by guess."""
+    load = engine_module.load_encoder
+
+    def stacked(*arguments: Any) -> Any:
+        loaded = load(*arguments)
+        return dataclasses.replace(loaded, tower=Stacked(loaded.tower))
+
+    monkeypatch.setattr(engine_module, "load_encoder", stacked)
+    with pytest.raises(LookonceError, match=r"Stacked gave values of shape \[1, 1, \d+, \d+\].*one row a token"):
+        await make()

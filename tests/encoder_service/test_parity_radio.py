@@ -135,12 +135,11 @@ def test_layouts_of_one_tower_agree(tmp_path: Path) -> None:
 def test_nine_frames_of_video_equal_the_oracles(context: None, tmp_path: Path, kind: Kind, frames: int) -> None:
     """The last frame is repeated; each tubelet is a sequence of its own."""
     checkpoint = write_radio(tmp_path, kind, Shape(frames=frames), seed=6)
-    tower, grid = tower_of(checkpoint), Grid(8, 12)
+    grid = Grid(8, 12)
     patches = torch.stack([random_patches(grid, 192, seed) for seed in range(9)])
     count = -(-9 // frames)
     video = tubelets(patches, frames)
     assert video.shape == (count, 96, frames * 192)
-    ours = tower.encode(video.flatten(0, 1), tower.plan([grid] * count))
     pictures = torch.stack([pixels_of(one, grid, 8) for one in patches])
     if kind == "old":
         summary, features = vllm_radio(checkpoint)(pictures, num_frames=9)
@@ -148,8 +147,11 @@ def test_nine_frames_of_video_equal_the_oracles(context: None, tmp_path: Path, k
         padded = torch.cat([pictures, pictures[-1:].expand(-9 % frames, -1, -1, -1)])
         out = transformers_radio(checkpoint)(padded.view(count, 3 * frames, 64, 96))
         summary, features = out.summary, out.features
-    assert relative_error(ours.features, features.flatten(0, 1)) <= FLOAT32
-    assert relative_error(ours.summary, summary) <= FLOAT32
+    for dtype, bound in (("float32", FLOAT32), ("bfloat16", BFLOAT16)):
+        tower = tower_of(checkpoint, dtype)
+        ours = tower.encode(video.flatten(0, 1).to(getattr(torch, dtype)), tower.plan([grid] * count))
+        assert relative_error(ours.features, features.flatten(0, 1)) <= bound, dtype
+        assert relative_error(ours.summary, summary) <= bound, dtype
 
 
 def test_padding_never_changes_a_real_row(tmp_path: Path) -> None:

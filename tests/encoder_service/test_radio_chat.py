@@ -21,7 +21,12 @@ from tools.checkpoints.radio import Kind, Shape, write_radio
 
 #: one tile; two with a thumbnail; a full dozen with one
 STACKS = [Grid(8, 8), Grid(24, 8), Grid(104, 8)]
-DYNAMIC = [Grid(*sides) for sides in ((2, 2), (2, 64), (64, 2), (8, 8), (16, 16), (6, 20), (20, 6), (18, 24))]
+DYNAMIC = [
+    Grid(*sides)
+    for sides in (
+        (2, 2), (2, 64), (64, 2), (8, 8), (16, 16), (6, 20), (20, 6), (18, 24), (24, 18), (4, 10), (32, 32), (12, 14),
+    )
+]  # fmt: skip
 FLOAT32, BFLOAT16 = 1e-5, 2e-2
 
 

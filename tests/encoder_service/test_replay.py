@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -192,3 +194,10 @@ def test_cuda_graphs_need_cuda() -> None:
 def test_the_smallest_batch_is_that_of_the_eager_way(small_tower: IsaacTower) -> None:
     assert smallest_batch(small_tower) == 32
     assert embed(small_tower, [Patches(random_patches(Grid(2, 2), 48), Grid(2, 2))]).padding == 28
+
+
+def test_an_encoder_process_does_not_load_the_compiler() -> None:
+    """140 MB in every replica, and seconds of its start."""
+    code = "import sys, encoder_service.deployment, encoder_service.engine; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "False\n", done.stderr

@@ -21,8 +21,22 @@ from vllm.multimodal.inputs import (
 from vllm.transformers_utils.configs.radio import RadioConfig
 from vllm.transformers_utils.processors.nemotron_vl import LlamaNemotronNanoVLImageProcessor
 
+from encoder_service.preprocess.base import CLIP_MEAN, CLIP_STD
 from llm_service.tokens import read_tokenizer_config
 from tests.llm_service.pictures import Embedded
+
+
+def small_radio(vision: Any) -> RadioConfig:
+    """vLLM knows ViTs by name only; the sizes of a small checkpoint are put in afterwards."""
+    radio = RadioConfig(
+        model_name=vision.args["model"],
+        image_size=vision.preferred_resolution[0],
+        patch_size=vision.patch_size,
+        **vision.args,
+    )
+    for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+        setattr(radio, name, getattr(vision, name))
+    return radio
 
 
 class Info(NemotronVLProcessingInfo):
@@ -38,19 +52,15 @@ class Info(NemotronVLProcessingInfo):
 class Monolith(LlamaNemotronVLChatModel):
     """The two methods that vLLM's class names for this purpose; everything else is its own."""
 
+    raw_pixels = False
+
     def _init_vision_model(self, config: Any, quant_config: Any, *, prefix: str) -> RadioModel:
-        vision = config.vision_config
-        radio = RadioConfig(
-            model_name=vision.args["model"],
-            image_size=vision.preferred_resolution[0],
-            patch_size=vision.patch_size,
-            **vision.args,
-        )
-        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
-            setattr(radio, name, getattr(vision, name))
-        return RadioModel(radio, quant_config, prefix=prefix)
+        return RadioModel(small_radio(config.vision_config), quant_config, prefix=prefix)
 
     def _call_vision_model(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        if self.raw_pixels:  # the published tower normalises them itself
+            mean, std = (torch.tensor(values).view(3, 1, 1) for values in (CLIP_MEAN, CLIP_STD))
+            pixel_values = (pixel_values - mean) / std
         _, features = self.vision_model(pixel_values)
         return features
 
@@ -59,8 +69,13 @@ class Monolith(LlamaNemotronVLChatModel):
         return super().load_weights(weights) | {name for name, _ in self.named_parameters() if ".ls" in name}
 
 
-def register() -> None:
-    """Takes the place of vLLM's class; before any engine is made."""
+def register(*, raw_pixels: bool = False) -> None:
+    """Takes the place of vLLM's class; before any engine is made.
+
+    Args:
+        raw_pixels: tiles come from vLLM's own processor and not, normalised, from ours.
+    """
+    Monolith.raw_pixels = raw_pixels
     ModelRegistry.register_model("Llama_Nemotron_Nano_VL", Monolith)
 
 

@@ -131,7 +131,8 @@ def test_absurd_grids_are_refused(spans: list[ImageSpan]) -> None:
         positions(10, spans)
 
 
-def test_the_model_class_reads_positions_from_the_grid() -> None:
+def test_the_model_class_reads_positions_from_the_grid(caplog: pytest.LogCaptureFixture) -> None:
+    """M1: from each image's own grid, whose offset the log tells; without a grid an error."""
     from vllm.multimodal.inputs import PlaceholderRange
 
     from llm_service.vllm_plugin.models import LookonceIsaacForConditionalGeneration as Model
@@ -143,7 +144,10 @@ def test_the_model_class_reads_positions_from_the_grid() -> None:
         for s in reversed(spans)
     ]
     fake = SimpleNamespace(family=Model.family)
-    got, delta = Model.get_mrope_input_positions(fake, [0] * length, made)  # type: ignore[arg-type]
+    with caplog.at_level("DEBUG", "llm_service.vllm_plugin.models"):
+        got, delta = Model.get_mrope_input_positions(fake, [0] * length, made)  # type: ignore[arg-type]
+    assert delta < 0
+    assert f"{length} tokens with {len(spans)} images: decoding counts on at {delta}" in caplog.text
     expected, expected_delta = positions(length, spans, GridOrigin.ZERO)
     np.testing.assert_array_equal(got.numpy(), expected)
     assert delta == expected_delta

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from encoder_service.checkpoints import load_encoder
 from lookonce.cli import app
 from lookonce.inspect import inspect, kv_bytes
+from shared.families import size_rule
+from tools.checkpoints.catalogue import LAYOUTS
 from tools.checkpoints.isaac import write_isaac
 from tools.checkpoints.pixtral import KINDS, write_pixtral
 from tools.checkpoints.radio import write_radio
@@ -85,3 +87,20 @@ def test_keys_and_values_of_a_token() -> None:
     assert kv_bytes(nested, 2) == 2 * 3 * 2 * 64 * 2
     assert kv_bytes({"n_layers": 40, "n_heads": 32, "n_kv_heads": 8, "dim": 5120, "head_dim": 128}, 2) == 163840
     assert kv_bytes({}, 2) is None
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_is_told_whole(name: str, tmp_path: Path) -> None:
+    """Sizes of both halves, tokens of a picture as the prompt has them, memory of each pool, nothing wrong."""
+    checkpoint = LAYOUTS[name].write(tmp_path / name)
+    found = inspect(checkpoint, "float32", sizes=[(100, 60)])
+    assert found.problems == []
+    ((_, _, tokens),) = found.tokens
+    assert tokens == size_rule(checkpoint).tokens(100, 60)
+    tower = load_encoder(checkpoint, "float32").tower
+    weights = sum(parameter.nbytes for parameter in tower.parameters())
+    assert found.facts["encoder pool"] == f"{weights / 2**20:.1f} MiB of weights for each replica in float32"
+    assert "numbers" in found.facts["tower tensors"]
+    if LAYOUTS[name].family not in ("radio", "nemotron-nano"):
+        assert "numbers" in found.facts["language tensors"]
+        assert "bytes of KV a token" in found.facts["language pool"]

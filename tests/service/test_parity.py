@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from openai import OpenAI
 
-from tests.service.conftest import MODEL, ROOT, image_part, random_png, text_part, user
+from lookonce.service import free_port
+from tests.service.conftest import ROOT, image_part, random_png, text_part, user
+from tools.checkpoints.pixtral import write_pixtral
+from tools.checkpoints.radio import Shape, write_radio
 
 QUESTIONS = (
     "Describe the picture.",
@@ -23,56 +34,47 @@ QUESTIONS = (
     "Which image has a red circle?",
     "Where is the green star?",
 )
-PROMPTS = 50
-MAX_TOKENS = 16
-TOLERANCE = 1e-3
-
-#: runs stock vLLM with its own tower, in a process of its own
-MONOLITH = """
-import json, sys
-from vllm import LLM, SamplingParams
-
-def main():
-    prompts, checkpoint, out = json.load(open(sys.argv[1])), sys.argv[2], sys.argv[3]
-    config = json.load(open(checkpoint + "/config.json"))
-    llm = LLM(
-        model=checkpoint,
-        dtype="float32",
-        max_model_len=2048,
-        enforce_eager=True,
-        limit_mm_per_prompt={"image": 8},
-        # vLLM's Isaac processor has bounds of its own, whatever the checkpoint says
-        mm_processor_kwargs={
-            "min_num_patches": config["vision_min_num_patches"],
-            "max_num_patches": config["vision_max_num_patches"],
-        },
-    )
-    params = SamplingParams(temperature=0, max_tokens=16, logprobs=0)
-    results = []
-    for output in llm.chat(prompts, params, chat_template_content_format="openai"):
-        answer = output.outputs[0]
-        steps = [step[token] for step, token in zip(answer.logprobs, answer.token_ids)]
-        results.append({
-            "text": answer.text,
-            "tokens": [step.decoded_token for step in steps],
-            "logprobs": [step.logprob for step in steps],
-            "prompt": len(output.prompt_token_ids),
-        })
-    json.dump(results, open(out, "w"))
-
-if __name__ == "__main__":
-    main()
-"""
+CONTEXT, MAX_TOKENS, TOLERANCE = 4096, 16, 1e-3
+START_SECONDS = 300
+#: a language model of 64 channels: heads of 32, the smallest that vLLM's attention takes on CPUs
+CHAT = Shape(text_width=64, language=True)
 
 
-def conversations() -> list[list[dict[str, Any]]]:
+@dataclass(frozen=True)
+class Case:
+    """What is compared.
+
+    Attributes:
+        checkpoint: writes it into a folder, or gives the folder that it has.
+        sides: shortest and longest side of a picture, pixels.
+        step: sides are multiples of it.
+        prompts: how many.
+    """
+
+    checkpoint: Callable[[Path], Path]
+    sides: tuple[int, int] = (24, 160)
+    step: int = 1
+    prompts: int = 20
+
+
+CASES = {
+    "isaac": Case(lambda _: ROOT / "models" / "demo", (40, 420), prompts=50),
+    "pixtral-native": Case(partial(write_pixtral, kind="native", seed=21)),
+    "pixtral-native-merger": Case(partial(write_pixtral, kind="native-merger", seed=22)),
+    "pixtral-hf": Case(partial(write_pixtral, kind="llava", seed=23)),
+    "mistral3": Case(lambda _: ROOT / "models" / "demo-pixtral", (40, 420)),
+    "llama-nemotron": Case(partial(write_radio, kind="llama", shape=CHAT, seed=24)),
+}
+
+
+def conversations(case: Case) -> list[list[dict[str, Any]]]:
     """Prompts with one to four images of various sizes, before, after and between texts."""
     rng = np.random.default_rng(5)
     made = []
-    for index in range(PROMPTS):
+    for index in range(case.prompts):
         images = []
         for _ in range(int(rng.integers(1, 5)) if index % 3 == 0 else 1):
-            width, height = (int(side) for side in rng.integers(40, 420, 2))
+            width, height = (int(side) // case.step * case.step for side in rng.integers(*case.sides, 2))
             data = base64.b64encode(random_png(int(rng.integers(1 << 30)), width, height)).decode()
             images.append(image_part(f"data:image/png;base64,{data}"))
         question = text_part(QUESTIONS[index % len(QUESTIONS)])
@@ -83,29 +85,69 @@ def conversations() -> list[list[dict[str, Any]]]:
     return made
 
 
-@pytest.mark.slow
-def test_the_service_answers_as_monolithic_vllm_does(client: OpenAI, tmp_path: Path) -> None:
-    prompts = conversations()
-    given, script, out = tmp_path / "prompts.json", tmp_path / "monolith.py", tmp_path / "out.json"
-    given.write_text(json.dumps(prompts))
-    script.write_text(MONOLITH)
+def monolith(folder: Path, checkpoint: Path, prompts: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Stock vLLM's answers, from a process of its own."""
+    plan, out = folder / "plan.json", folder / "out.json"
+    made = {"checkpoint": str(checkpoint), "context": CONTEXT, "max_tokens": MAX_TOKENS, "prompts": prompts}
+    plan.write_text(json.dumps(made))
     environment = {"VLLM_PLUGINS": "", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    subprocess.run(
-        [sys.executable, script, given, ROOT / "models" / "demo", out],
-        check=True,
-        env=os.environ | environment | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
-    )
-    expected = json.loads(out.read_text())
-    worst = 0.0
-    for messages, truth in zip(prompts, expected, strict=True):
-        answer = client.chat.completions.create(
-            model=MODEL, messages=messages, temperature=0, max_tokens=MAX_TOKENS, logprobs=True
-        )
-        choice = answer.choices[0]
-        assert answer.usage.prompt_tokens == truth["prompt"]
-        assert choice.message.content == truth["text"]
-        assert [token.token for token in choice.logprobs.content] == truth["tokens"]
-        ours = [token.logprob for token in choice.logprobs.content]
-        worst = max(worst, float(np.abs(np.array(ours) - np.array(truth["logprobs"])).max()))
-    print(f"largest difference of a log-probability: {worst:.1e}")
+    environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TORCHDYNAMO_DISABLE": "1"}
+    command = [sys.executable, "-m", "tests.service.monolith", str(plan), str(out)]
+    done = subprocess.run(command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return json.loads(out.read_text())
+
+
+@contextmanager
+def serving(folder: Path, checkpoint: Path) -> Iterator[str]:
+    """``lookonce serve`` as a process: Ray ends a process that begins a second private cluster."""
+    language = {"max_model_len": CONTEXT, "max_num_seqs": 16}
+    model = {"name": "m", "checkpoint": str(checkpoint), "language": language}
+    config, port = folder / "service.yaml", free_port()
+    config.write_text(json.dumps({"models": [model]}))  # JSON is YAML
+    command = [sys.executable, "-m", "lookonce.cli", "serve", "--port", str(port), "--config", str(config)]
+    process = subprocess.Popen(command, cwd=ROOT)
+    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + START_SECONDS
+    try:
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{url}/readyz", timeout=5).status_code == httpx.codes.OK:
+                    break
+            assert process.poll() is None, "the service ended while it started"
+            assert time.monotonic() < deadline, "the service did not start"
+            time.sleep(0.5)
+        yield url
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+@pytest.fixture(params=CASES)
+def named(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Case, Path]]:
+    case = CASES[request.param]
+    yield case, case.checkpoint(tmp_path / "checkpoint")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_service_answers_as_monolithic_vllm_does(named: tuple[Case, Path], tmp_path: Path) -> None:
+    case, checkpoint = named
+    prompts = conversations(case)
+    expected = monolith(tmp_path, checkpoint, prompts)
+    worst, answered = 0.0, set()
+    with serving(tmp_path, checkpoint) as url:
+        client = OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
+        for messages, truth in zip(prompts, expected, strict=True):
+            answer = client.chat.completions.create(
+                model="m", messages=messages, temperature=0, max_tokens=MAX_TOKENS, logprobs=True
+            )
+            choice = answer.choices[0]
+            assert answer.usage.prompt_tokens == truth["prompt"]
+            assert [token.token for token in choice.logprobs.content] == truth["tokens"]
+            assert choice.message.content == truth["text"]
+            ours = [token.logprob for token in choice.logprobs.content]
+            worst = max(worst, float(np.abs(np.array(ours) - np.array(truth["logprobs"])).max()))
+            answered.add(choice.message.content)
+    print(f"largest difference of a log-probability: {worst:.1e} in {len(prompts)} prompts, {len(answered)} answers")
     assert worst <= TOLERANCE
+    assert len(answered) > 3, "answers do not depend on the prompts"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,11 +17,33 @@ from tools.checkpoints.pixtral_tokenizers import write_tekken, write_tokenizer
 Kind = Literal["native", "native-merger", "llava", "mistral3"]
 KINDS: tuple[Kind, ...] = ("native", "native-merger", "llava", "mistral3")
 
-WIDTH, HEADS, HIDDEN, LAYERS = 64, 2, 128, 3
-TEXT_WIDTH, TEXT_HEADS, TEXT_KV_HEADS, HEAD_DIM, TEXT_HIDDEN, TEXT_LAYERS = 96, 2, 1, 32, 128, 2
-#: ids in the tower's own sizes; the language model's vocabulary has a few rows more than the tokenizer
+#: of the language model's heads; its vocabulary has a few rows more than the tokenizer
+TEXT_HEADS, TEXT_KV_HEADS, HEAD_DIM, TEXT_HIDDEN, TEXT_LAYERS = 2, 1, 32, 128, 2
 VOCABULARY = 640
-PATCH, LONGEST = 8, 256
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a checkpoint.
+
+    Attributes:
+        width, heads, hidden, layers: of the tower.
+        patch: side of a patch, pixels.
+        longest: longest side of a picture, pixels.
+        text_width: channels of the language model.
+    """
+
+    width: int = 64
+    heads: int = 2
+    hidden: int = 128
+    layers: int = 3
+    patch: int = 8
+    longest: int = 256
+    text_width: int = 96
+
+
+SMALL = Sizes()
+LAYERS, PATCH, LONGEST = SMALL.layers, SMALL.patch, SMALL.longest
 
 NATIVE_NAMES = {
     "vision_tower.": "vision_encoder.",
@@ -64,6 +87,7 @@ def write_pixtral(
     bias: bool | None = None,
     shift: int = 0,
     feature_layer: int | list[int] = -1,
+    sizes: Sizes = SMALL,
 ) -> Path:
     """Writes a random checkpoint to ``path`` and returns it.
 
@@ -77,34 +101,37 @@ def write_pixtral(
         bias: whether the projector has biases; None for what the published checkpoint has.
         shift: moves the ids of the image tokens.
         feature_layer: ``vision_feature_layer`` of transformers' layouts.
+        sizes: of the tower and its pictures.
     """
     path.mkdir(parents=True, exist_ok=True)
     merger = kind in ("native-merger", "mistral3")
     merge = merge or (2 if merger else 1)
     bias = (not merger) if bias is None else bias
     features = len(feature_layer) if isinstance(feature_layer, list) else 1
-    tensors = _tensors(seed, merger=merger, merge=merge, bias=bias, features=features)
+    tensors = _tensors(sizes, seed, merger=merger, merge=merge, bias=bias, features=features)
     if kind.startswith("native"):
-        tensors = {_renamed(name, NATIVE_NAMES): _halves_to_pairs(name, t) for name, t in tensors.items()}
-        params = _params(merger=merger, merge=merge, bias=bias)
+        tensors = {_renamed(name, NATIVE_NAMES): _halves_to_pairs(sizes, name, t) for name, t in tensors.items()}
+        params = _params(sizes, merger=merger, merge=merge, bias=bias)
         (path / "params.json").write_text(json.dumps(params, indent=1))
-        sizes = {"patch": PATCH, "longest": LONGEST, "merge": merge, "total": VOCABULARY}
-        write_tekken(path, version="v7" if merger else "v3", shift=shift, **sizes)
+        images = {"patch": sizes.patch, "longest": sizes.longest, "merge": merge, "total": VOCABULARY}
+        write_tekken(path, version="v7" if merger else "v3", shift=shift, **images)
         stem = "consolidated"
     else:
         if new_names:
             tensors = {_renamed(name, NEW_NAMES, once=True): tensor for name, tensor in tensors.items()}
         image_id = write_tokenizer(path, shift=shift)
-        config = _config(merger=merger, merge=merge, bias=bias, image_id=image_id, feature_layer=feature_layer)
+        config = _config(sizes, merger=merger, merge=merge, bias=bias, image_id=image_id, feature_layer=feature_layer)
         (path / "config.json").write_text(json.dumps(config, indent=1))
-        for name, content in processor_files(PATCH, LONGEST, merge).items():
+        for name, content in processor_files(sizes.patch, sizes.longest, merge).items():
             (path / name).write_text(json.dumps(content, indent=1))
         stem = "model"
     write_tensors(path, stem, tensors, sharded=sharded)
     return path
 
 
-def _tensors(seed: int, *, merger: bool, merge: int, bias: bool, features: int) -> dict[str, torch.Tensor]:
+def _tensors(
+    sizes: Sizes, seed: int, *, merger: bool, merge: int, bias: bool, features: int
+) -> dict[str, torch.Tensor]:
     """All tensors by transformers' older names; q and k in the order of rotated halves."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -125,29 +152,30 @@ def _tensors(seed: int, *, merger: bool, merge: int, bias: bool, features: int) 
         tensors[f"{norm1}.weight"], tensors[f"{norm2}.weight"] = norm(width), norm(width)
 
     tensors: dict[str, torch.Tensor] = {
-        "vision_tower.patch_conv.weight": torch.randn(WIDTH, 3, PATCH, PATCH, generator=generator) * 0.1,
-        "vision_tower.ln_pre.weight": norm(WIDTH),
+        "vision_tower.patch_conv.weight": torch.randn(sizes.width, 3, sizes.patch, sizes.patch, generator=generator)
+        * 0.1,
+        "vision_tower.ln_pre.weight": norm(sizes.width),
     }
-    for layer in range(LAYERS):
+    for layer in range(sizes.layers):
         names = ("attention", "feed_forward", "attention_norm", "ffn_norm")
-        block(f"vision_tower.transformer.layers.{layer}.", WIDTH, HIDDEN, WIDTH, WIDTH, names)
+        block(f"vision_tower.transformer.layers.{layer}.", sizes.width, sizes.hidden, sizes.width, sizes.width, names)
     text = "language_model.model."
-    tensors[f"{text}embed_tokens.weight"] = torch.randn(VOCABULARY, TEXT_WIDTH, generator=generator) * 0.5
-    tensors[f"{text}norm.weight"] = norm(TEXT_WIDTH)
-    tensors["language_model.lm_head.weight"] = random(VOCABULARY, TEXT_WIDTH)
+    tensors[f"{text}embed_tokens.weight"] = torch.randn(VOCABULARY, sizes.text_width, generator=generator) * 0.5
+    tensors[f"{text}norm.weight"] = norm(sizes.text_width)
+    tensors["language_model.lm_head.weight"] = random(VOCABULARY, sizes.text_width)
     for layer in range(TEXT_LAYERS):
         names = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
         rows = TEXT_HEADS * HEAD_DIM, TEXT_KV_HEADS * HEAD_DIM
-        block(f"{text}layers.{layer}.", TEXT_WIDTH, TEXT_HIDDEN, *rows, names)
+        block(f"{text}layers.{layer}.", sizes.text_width, TEXT_HIDDEN, *rows, names)
     projector = "multi_modal_projector."
-    tensors[f"{projector}linear_1.weight"] = random(TEXT_WIDTH, WIDTH * features)
-    tensors[f"{projector}linear_2.weight"] = random(TEXT_WIDTH, TEXT_WIDTH)
+    tensors[f"{projector}linear_1.weight"] = random(sizes.text_width, sizes.width * features)
+    tensors[f"{projector}linear_2.weight"] = random(sizes.text_width, sizes.text_width)
     if bias:
         for name in ("linear_1", "linear_2"):
-            tensors[f"{projector}{name}.bias"] = torch.randn(TEXT_WIDTH, generator=generator) * 0.1
+            tensors[f"{projector}{name}.bias"] = torch.randn(sizes.text_width, generator=generator) * 0.1
     if merger:
-        tensors[f"{projector}norm.weight"] = norm(WIDTH)
-        tensors[f"{projector}patch_merger.merging_layer.weight"] = random(WIDTH, WIDTH * merge**2)
+        tensors[f"{projector}norm.weight"] = norm(sizes.width)
+        tensors[f"{projector}patch_merger.merging_layer.weight"] = random(sizes.width, sizes.width * merge**2)
     return tensors
 
 
@@ -160,25 +188,25 @@ def _renamed(name: str, names: dict[str, str], *, once: bool = False) -> str:
     return name
 
 
-def _halves_to_pairs(name: str, tensor: torch.Tensor) -> torch.Tensor:
+def _halves_to_pairs(sizes: Sizes, name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Queries and keys of native files: the rows that turn together lie side by side."""
     if ".q_proj." not in name and ".k_proj." not in name:
         return tensor
-    heads = tensor.shape[0] // HEAD_DIM
-    return tensor.view(heads, 2, HEAD_DIM // 2, -1).transpose(1, 2).reshape(tensor.shape).contiguous()
+    head = sizes.width // sizes.heads if name.startswith("vision_tower.") else HEAD_DIM
+    return tensor.view(tensor.shape[0] // head, 2, head // 2, -1).transpose(1, 2).reshape(tensor.shape).contiguous()
 
 
-def _params(*, merger: bool, merge: int, bias: bool) -> dict[str, Any]:
+def _params(sizes: Sizes, *, merger: bool, merge: int, bias: bool) -> dict[str, Any]:
     extra: dict[str, Any] = {}
     if merger:
         extra = {
             "mm_projector_id": "patch_merge",
             "spatial_merge_size": merge,
             "add_pre_mm_projector_layer_norm": True,
-            "max_image_size": LONGEST,
+            "max_image_size": sizes.longest,
         }
     return {
-        "dim": TEXT_WIDTH,
+        "dim": sizes.text_width,
         "n_layers": TEXT_LAYERS,
         "head_dim": HEAD_DIM,
         "hidden_dim": TEXT_HIDDEN,
@@ -189,14 +217,14 @@ def _params(*, merger: bool, merge: int, bias: bool) -> dict[str, Any]:
         "rope_theta": 10000.0,
         "max_position_embeddings": 4096,
         "vision_encoder": {
-            "hidden_size": WIDTH,
+            "hidden_size": sizes.width,
             "num_channels": 3,
-            "image_size": LONGEST,
-            "patch_size": PATCH,
+            "image_size": sizes.longest,
+            "patch_size": sizes.patch,
             "rope_theta": 10000.0,
-            "intermediate_size": HIDDEN,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": HEADS,
+            "intermediate_size": sizes.hidden,
+            "num_hidden_layers": sizes.layers,
+            "num_attention_heads": sizes.heads,
             "adapter_bias": bias,
             "image_token_id": 10,
             **extra,
@@ -204,7 +232,9 @@ def _params(*, merger: bool, merge: int, bias: bool) -> dict[str, Any]:
     }
 
 
-def _config(*, merger: bool, merge: int, bias: bool, image_id: int, feature_layer: int | list[int]) -> dict[str, Any]:
+def _config(
+    sizes: Sizes, *, merger: bool, merge: int, bias: bool, image_id: int, feature_layer: int | list[int]
+) -> dict[str, Any]:
     name, model_type = ("Mistral3", "mistral3") if merger else ("Llava", "llava")
     extra: dict[str, Any] = {"spatial_merge_size": merge}
     if not merger:
@@ -222,7 +252,7 @@ def _config(*, merger: bool, merge: int, bias: bool, image_id: int, feature_laye
         "text_config": {
             "model_type": "mistral",
             "architectures": ["MistralForCausalLM"],
-            "hidden_size": TEXT_WIDTH,
+            "hidden_size": sizes.text_width,
             "num_hidden_layers": TEXT_LAYERS,
             "num_attention_heads": TEXT_HEADS,
             "num_key_value_heads": TEXT_KV_HEADS,
@@ -238,14 +268,14 @@ def _config(*, merger: bool, merge: int, bias: bool, image_id: int, feature_laye
         },
         "vision_config": {
             "model_type": "pixtral",
-            "hidden_size": WIDTH,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": HEADS,
-            "intermediate_size": HIDDEN,
-            "head_dim": WIDTH // HEADS,
+            "hidden_size": sizes.width,
+            "num_hidden_layers": sizes.layers,
+            "num_attention_heads": sizes.heads,
+            "intermediate_size": sizes.hidden,
+            "head_dim": sizes.width // sizes.heads,
             "hidden_act": "silu",
-            "image_size": LONGEST,
-            "patch_size": PATCH,
+            "image_size": sizes.longest,
+            "patch_size": sizes.patch,
             "rope_theta": 10000.0,
         },
     }

@@ -4,7 +4,7 @@ An answer is exact under greedy decoding if and only if every token of it, the e
 after the true tokens before it; so one forward per batch measures what token-by-token decoding would. Only captions
 that are not exact are decoded token by token, to count their right cells.
 
-    python -m tools.demo.evaluate --pictures 500 [--positions 1d] [--records int8] [--json figures.json]
+    python -m tools.demo.evaluate --pictures 500 [--positions 1d] [--fault no-breaks] [--records int8] [--json F]
 """
 
 from __future__ import annotations
@@ -129,6 +129,8 @@ def _cells(caption: str) -> dict[tuple[int, int], str]:
 
 
 def main() -> None:
+    from encoder_service.towers.pixtral import PixtralTower
+    from tools.demo.faults import FAULTS
     from tools.demo.model import DemoModel
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -137,13 +139,19 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=500)
     parser.add_argument("--positions", choices=["mrope", "1d"], default="mrope")
     parser.add_argument("--records", choices=["raw", "int8", "fp8"], default="raw")
+    parser.add_argument("--fault", choices=sorted(FAULTS), help="of a server of Pixtral models")
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model = DemoModel.from_checkpoint(options.checkpoint) if options.checkpoint else DemoModel.from_run(options.run)
-    maker = BatchMaker(tokenizer.build(model.design), model.design, flat_positions=options.positions == "1d")
+    design = model.design
+    if options.fault:
+        if not isinstance(model.tower, PixtralTower):
+            parser.error("--fault is for the Pixtral demo; the Isaac demo has --positions 1d")
+        design = FAULTS[options.fault](design, model.tower)
+    maker = BatchMaker(tokenizer.build(model.design), design, flat_positions=options.positions == "1d")
     encoding = Encoding[options.records.upper()]
     figures = exact_answers(model, maker, options.pictures, options.seed, decode=True, encoding=encoding)
     for kind, value in figures.items():
