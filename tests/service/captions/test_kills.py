@@ -20,7 +20,7 @@ from lookonce.service import RUN_VARIABLE, Service
 from shared.config import Settings
 from tests.service.captions.test_jobs import DESCRIBE, failures, rows, texts
 from tests.service.conftest import ROOT
-from tests.service.failures.victims import victims
+from tests.service.failures.victims import eventually, victims
 from tools.demo.folder import Drawn, draw_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -47,6 +47,14 @@ def command(job: Job) -> subprocess.Popen[bytes]:
         env=environment | {"LOOKONCE_JOBS__SHARD_ROWS": "20"},
         start_new_session=True,
     )
+
+
+def emptied(url: str) -> bool:
+    """Empties a Redis; False while there is none."""
+    try:
+        return bool(redis.Redis.from_url(url).flushall())
+    except redis.ConnectionError:
+        return False
 
 
 def kill_the_driver(job: Job, chance: random.Random, at: float) -> None:
@@ -92,7 +100,7 @@ def test_whatever_is_killed_the_output_is_the_same(
     assert {name for name, _ in expected} == set(drawn.truths)
     for number in range(RUNS):
         role = ROLES[number % len(ROLES)]
-        redis.Redis.from_url(pools.cache_url).flushall()
+        eventually(lambda: emptied(pools.cache_url), 30, "an empty Redis")  # it may have been killed just before
         address = pools.url if role == "driver" else None
         job = replace(plain, out=tmp_path / f"{number}-{role}", address=address)
         at = chance.uniform(0, FILES / 20 - 2)
