@@ -92,6 +92,7 @@ def monolith(folder: Path, checkpoint: Path, prompts: list[list[dict[str, Any]]]
     plan.write_text(json.dumps(made))
     environment = {"VLLM_PLUGINS": "", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TORCHDYNAMO_DISABLE": "1"}
+    environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # classes that a test registers are known in one process
     command = [sys.executable, "-m", "tests.service.monolith", str(plan), str(out)]
     done = subprocess.run(command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
