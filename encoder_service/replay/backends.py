@@ -54,7 +54,7 @@ class CompiledBackend(Backend):
 
     def prepare(self, tower: Tower, inputs: Inputs, output: torch.Tensor) -> Program:
         """See :meth:`Backend.prepare`; takes a C++ compiler on CPU."""
-        # the compiler itself is 140 MB, which the other backends need not hold
+        # the compiler itself is 70 MB, which the other backends need not hold
         from torch._inductor import config as inductor_config
 
         compiled = torch.compile(  # type: ignore[call-overload]  # its annotations lack the last two

@@ -197,7 +197,7 @@ def test_the_smallest_batch_is_that_of_the_eager_way(small_tower: IsaacTower) ->
 
 
 def test_an_encoder_process_does_not_load_the_compiler() -> None:
-    """140 MB in every replica, and seconds of its start."""
+    """70 MB in every replica, and seconds of its start."""
     code = "import sys, encoder_service.deployment, encoder_service.engine; print('torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "False\n", done.stderr
