@@ -82,7 +82,7 @@ def embed(tower: Tower, images: Sequence[Patches]) -> Embedded:
 
     Raises:
         GridError: a grid that the tower cannot take.
-        LookonceError: a tower that gives something else than ``[tokens, width]``.
+        LookonceError: a tower that gives something else than ``[tokens, width]``, or ``[images, width]`` when it pools.
     """
     begin = time.perf_counter()
     parameter = next(tower.parameters())
@@ -94,11 +94,11 @@ def embed(tower: Tower, images: Sequence[Patches]) -> Embedded:
     packing = time.perf_counter() - begin
     with torch.inference_mode():
         out = tower(packed.to(parameter.device), plan.to(parameter.device)).cpu()
-    expected = (budget.patches // tower.merge**2, tower.width)
+    expected = (tower.rows(budget), tower.width)
     if out.shape != expected:
         raise LookonceError(
             f"{type(tower).__name__} gave values of shape {list(out.shape)} for {budget.patches} patches; "
-            f"wanted {list(expected)}: one row a token"
+            f"wanted {list(expected)}: one row a {'picture' if tower.pooled else 'token'}"
         )
     rows = list(torch.split(out[: sum(plan.tokens)], plan.tokens))
     return Embedded(rows, budget.patches - used, time.perf_counter() - begin, host=packing)

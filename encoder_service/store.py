@@ -74,7 +74,7 @@ class Store:
     @asynccontextmanager
     async def lease(self, key: str) -> AsyncIterator[bool]:
         """Whether this engine is the one to encode ``key``; the lease is renewed until the block ends."""
-        if not await self._cache.claim(key, self._owner):
+        if not await self._claim(key):
             yield False
             return
         renewal = asyncio.create_task(self._renew(key))
@@ -83,6 +83,16 @@ class Store:
         finally:
             renewal.cancel()
             await self._cache.release(key, self._owner)
+
+    async def _claim(self, key: str) -> bool:
+        """A caller that leaves meanwhile leaves no lease behind, for which others would wait until it ends."""
+        claim = asyncio.ensure_future(self._cache.claim(key, self._owner))
+        try:
+            return await asyncio.shield(claim)
+        except asyncio.CancelledError:
+            if await claim:
+                await self._cache.release(key, self._owner)
+            raise
 
     async def _renew(self, key: str) -> None:
         """An encode may take longer than a lease; only a dead owner's ends."""

@@ -82,7 +82,7 @@ async def test_the_same_picture_in_two_files_at_once(make: Make) -> None:
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 async def test_smaller_records_are_read_by_every_engine(make: Make, checkpoint: Path, kind: str) -> None:
     """One engine writes bytes, another that writes raw floats finds them: one key, one forward."""
-    writer, reader, picture = await make(records=kind), await make(), pixels(70 + len(kind))
+    writer, reader, picture = await make(records=kind), await make(), pixels(7000 + len(kind))
     item = await writer.encode(file(picture))
     record = await writer._cache.fetch(item.key)
     assert record is not None

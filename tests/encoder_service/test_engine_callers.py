@@ -44,7 +44,7 @@ async def test_callers_that_leave_at_random_moments_leave_nothing_behind(make: M
 
     await asyncio.gather(*(leave_early(n) for n in range(300)))
     await idle(engine)
-    items = await asyncio.wait_for(asyncio.gather(*(engine.encode(file(pixels(1000 + n))) for n in range(20))), 30)
+    items = await asyncio.wait_for(asyncio.gather(*(engine.encode(file(pixels(1000 + n))) for n in range(20))), 10)
     assert len({item.key for item in items}) == 20
     await idle(engine)
 
