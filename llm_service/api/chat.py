@@ -218,10 +218,7 @@ class ModelService(ImageService):
                 return
             except EmbeddingLost as error:
                 lost += 1
-                metrics.EMBEDDINGS_LOST.labels(self.images.model).inc()
-                if lost == MAX_ATTEMPTS:
-                    raise Unavailable("image embeddings kept vanishing from the cache; try again") from error
-                items = await self._inline(chat, items)
+                items = await self._inline(chat, items, lost, error)
             except ReplicaLost:
                 deaths += 1
                 if deaths == MAX_REPLICAS or (started and restart is None):
@@ -244,17 +241,24 @@ class ModelService(ImageService):
                 return await self.language.answer(name, chat.prompt, items, chat.sampling)
             except EmbeddingLost as error:
                 lost += 1
-                metrics.EMBEDDINGS_LOST.labels(self.images.model).inc()
-                if lost == MAX_ATTEMPTS:
-                    raise Unavailable("image embeddings kept vanishing from the cache; try again") from error
-                items = await self._inline(chat, items)
+                items = await self._inline(chat, items, lost, error)
             except ReplicaLost:
                 deaths += 1
                 if deaths == MAX_REPLICAS:
                     raise
                 metrics.RESUBMITTED.labels(self.images.model).inc()
 
-    async def _inline(self, chat: Prepared, items: Sequence[VisionItem]) -> list[VisionItem]:
+    async def _inline(
+        self, chat: Prepared, items: Sequence[VisionItem], lost: int, error: EmbeddingLost
+    ) -> list[VisionItem]:
+        """The items with their embeddings carried along, after so many losses.
+
+        Raises:
+            Unavailable: too many.
+        """
+        metrics.EMBEDDINGS_LOST.labels(self.images.model).inc()
+        if lost == MAX_ATTEMPTS:
+            raise Unavailable("image embeddings kept vanishing from the cache; try again") from error
         again = [self.images.encode_inline(image, chat.salt) for image in chat.images]
         fresh = await gather_or_cancel(again)
         return [item if item.record is not None else new for item, new in zip(items, fresh, strict=True)]
