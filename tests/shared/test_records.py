@@ -14,6 +14,7 @@ import torch
 from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from xxhash import xxh3_128_digest
 
 from shared import records
 from shared.record_values import Encoding
@@ -296,20 +297,43 @@ def _forged(payload: bytes = b"", **changes: int) -> bytes:
     names = ("version", "dtype", "encoding", "tokens", "width", "t", "h", "w", "merge", "reserved", "size")
     fields = dict(zip(names, (records.VERSION, 0, 0, 4, 8, 1, 2, 2, 1, 0, 128), strict=True)) | changes
     payload = payload or bytes(128)
-    packed = records._FIELDS.pack(
-        records.MAGIC, *fields.values(), blake3(KEY.encode()).digest(), blake3(payload).digest(16)
-    )
+    checksum = blake3(payload).digest(16) if fields["version"] == 1 else xxh3_128_digest(payload)
+    packed = records._FIELDS.pack(records.MAGIC, *fields.values(), blake3(KEY.encode()).digest(), checksum)
     return (packed + blake3(packed).digest(16)).ljust(HEADER_BYTES, b"\0") + payload
 
 
-def test_a_forged_record_is_read_when_it_is_right() -> None:
-    assert decode_record(_forged(), KEY)[0].tokens == 4
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_forged_record_is_read_when_it_is_right(version: int) -> None:
+    """C12: every version that was ever written."""
+    payload = embedding("old").numpy().tobytes()
+    header, values = decode_record(_forged(payload, version=version), KEY)
+    assert header.tokens == 4
+    assert torch.equal(values, embedding("old"))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_no_version_takes_the_other_ones_checksum(version: int) -> None:
+    other = bytearray(_forged(version=3 - version))
+    other[8:10] = struct.pack("<H", version)
+    other[96:112] = blake3(bytes(other[:96])).digest(16)
+    with pytest.raises(RecordError, match="payload"):
+        decode_record(other, KEY)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_every_flipped_bit_of_a_payload_is_seen_in_every_version(version: int) -> None:
+    good = _forged(version=version)
+    for bit in range(8 * 128):
+        hurt = bytearray(good)
+        hurt[HEADER_BYTES + bit // 8] ^= 1 << bit % 8
+        with pytest.raises(RecordError, match="payload"):
+            decode_record(hurt, KEY)
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"version": 2}, "version"),
+        ({"version": 3}, "version"),
         ({"version": 0}, "version"),
         ({"dtype": 3}, "header"),
         ({"dtype": 1}, "shape"),
@@ -381,9 +405,9 @@ def test_the_layout_is_pinned() -> None:
     values = torch.arange(8, dtype=torch.float32).reshape(2, 4)
     encoded = encode_record("lookonce:emb:m:t:p:d", values, Grid(2, 4), 2)
     assert encoded[:8] == b"LOOKONCE"
-    assert struct.unpack_from("<HBBIIIIIIIQ", encoded, 8) == (1, 0, 0, 2, 4, 1, 2, 4, 2, 0, 32)
+    assert struct.unpack_from("<HBBIIIIIIIQ", encoded, 8) == (2, 0, 0, 2, 4, 1, 2, 4, 2, 0, 32)
     assert encoded[48:80] == blake3(b"lookonce:emb:m:t:p:d").digest()
-    assert encoded[80:96] == blake3(values.numpy().tobytes()).digest(16)
+    assert encoded[80:96] == xxh3_128_digest(values.numpy().tobytes())
     assert encoded[96:112] == blake3(encoded[:96]).digest(16)
     assert encoded[112:128] == bytes(16)
     assert encoded[128:] == values.numpy().tobytes()
@@ -392,9 +416,9 @@ def test_the_layout_is_pinned() -> None:
 def test_the_layout_of_bytes_is_pinned() -> None:
     values = torch.tensor([[127.0, -64.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
     int8 = encode_record("lookonce:emb:m:t:p:d", values, Grid(1, 2), 1, Encoding.INT8)
-    assert struct.unpack_from("<HBBIIIIIIIQ", int8, 8) == (1, 0, 1, 2, 4, 1, 1, 2, 1, 0, 72)
+    assert struct.unpack_from("<HBBIIIIIIIQ", int8, 8) == (2, 0, 1, 2, 4, 1, 1, 2, 1, 0, 72)
     assert int8[128:] == struct.pack("<ff", 1, 0).ljust(64, b"\0") + struct.pack("8b", 127, -64, 0, 1, 0, 0, 0, 0)
     values = torch.tensor([[448.0, -56.0, 0.0, 0.5], [0.0, 0.0, 0.0, 0.0]])
     fp8 = encode_record("lookonce:emb:m:t:p:d", values, Grid(1, 2), 1, Encoding.FP8)
-    assert struct.unpack_from("<HBBIIIIIIIQ", fp8, 8) == (1, 0, 2, 2, 4, 1, 1, 2, 1, 0, 72)
+    assert struct.unpack_from("<HBBIIIIIIIQ", fp8, 8) == (2, 0, 2, 2, 4, 1, 1, 2, 1, 0, 72)
     assert fp8[128:] == struct.pack("<ff", 1, 0).ljust(64, b"\0") + bytes([0x7E, 0xE6, 0, 0x30, 0, 0, 0, 0])
