@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/demo.yaml
 
-.PHONY: help setup demo serve test test-slow test-gpu chaos bench bench-encoder bench-mrope bench-cache bench-captioning bench-e2e capacity lint format clean
+.PHONY: help setup demo serve test test-slow test-gpu chaos bench bench-encoder bench-mrope bench-cache bench-captioning bench-ingress bench-e2e capacity lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,8 +20,8 @@ serve: setup  ## serve $(CONFIG) until Ctrl-C
 test: setup lint  ## lint, types, and every test that is not marked slow
 	@$(BIN)/python -m pytest
 
-test-slow: setup  ## the slow tests
-	@$(BIN)/python -m pytest -m 'slow and not gpu' --timeout 1800
+test-slow: setup  ## the slow tests, file by file, with a table of their times
+	@PYTHON=$(BIN)/python bash scripts/test-slow.sh
 
 chaos: setup  ## mixed load while processes are killed, LOOKONCE_CHAOS_SECONDS (1200) long
 	@LOOKONCE_CHAOS_SECONDS=$${LOOKONCE_CHAOS_SECONDS:-1200} $(BIN)/python -m pytest -m slow -s tests/service/failures/test_chaos.py
@@ -43,6 +43,9 @@ bench-cache: setup  ## the cache's transport next to redis-py and a raw socket
 
 bench-captioning: setup  ## captioning jobs beside each pool alone and a plain vLLM script
 	@$(BIN)/python -m benchmarks.captioning
+
+bench-ingress: setup  ## text-only requests through our ingress and through vllm serve, in turns
+	@$(BIN)/python -m benchmarks.ingress
 
 bench-e2e: setup  ## the service beside a monolithic vllm serve; BENCH_E2E=--quick for a smoke test
 	@$(BIN)/python -m benchmarks.e2e $(BENCH_E2E)

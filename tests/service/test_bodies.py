@@ -1,16 +1,22 @@
-"""H18, H19: large bodies, many pictures at once, and counts that agree."""
+"""H16, H18, H19: large bodies, many pictures at once, and counts that agree."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import statistics
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 
 from tests.service.conftest import MODEL, random_png, text_part, user
 from tests.service.odd_images import part
+from tests.shared import picture_files as files
 
 ASK = text_part("Describe the picture.")
 MB = 1 << 20
@@ -68,3 +74,49 @@ def test_bodies_up_to_the_limit_are_answered(service: str) -> None:
     assert post(service, json=two).status_code == 200
     one = post(service, json=body(part(padded(46, 33 * MB))))
     assert (one.status_code, one.json()["error"]["code"]) == (400, "image_too_large")
+
+
+@pytest.mark.slow
+def test_the_service_stays_responsive_under_twenty_of_the_largest_pictures(service: str) -> None:
+    """H16: fetching, hashing and decoding leave the event loop free: health answers, and a running stream flows."""
+    pictures = []
+    for number in range(20):
+        image = Image.new("RGB", (6000, 4000), (number, 40, 200))
+        pictures.append(files.save(image, "JPEG"))
+    waits: list[float] = []
+    gaps: list[float] = []
+    done = threading.Event()
+
+    def poll() -> None:
+        with httpx.Client() as client:
+            while not done.is_set():
+                begin = time.perf_counter()
+                assert client.get(f"{service}/healthz", timeout=30).status_code == 200
+                waits.append(time.perf_counter() - begin)
+                time.sleep(0.1)
+
+    def stream() -> None:
+        asked = body(max_tokens=1500, ignore_eos=True, stream=True)
+        with httpx.stream("POST", f"{service}/v1/chat/completions", json=asked, timeout=120) as answer:
+            last = time.perf_counter()
+            for _ in answer.iter_lines():
+                gaps.append(time.perf_counter() - last)
+                last = time.perf_counter()
+                if done.is_set():
+                    return
+
+    threads = [threading.Thread(target=poll), threading.Thread(target=stream)]
+    for thread in threads:
+        thread.start()
+    try:
+        with ThreadPoolExecutor(20) as pool:
+            answers = list(pool.map(lambda data: post(service, json=body(part(data))), pictures))
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(60)
+    assert {answer.status_code for answer in answers} == {200}
+    p99 = statistics.quantiles(waits, n=100)[98]
+    print(f"health p99 {p99 * 1e3:.0f} ms of {len(waits)}; a stream's longest gap {max(gaps) * 1e3:.0f} ms")
+    assert p99 < 0.25
+    assert max(gaps) < 4  # one decode takes 0.3 s: twenty in the event loop would take 6
