@@ -82,9 +82,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=200)
     requests = parser.parse_args().requests
-    folder = Path(tempfile.mkdtemp(prefix="lookonce-bench-"))
     settings = ("--max-num-seqs", str(SEQUENCES))
-    with stock_server(CHECKPOINT, MODEL, CONTEXT, folder / "vllm.log", *settings) as stock, ours() as mine:
+    with (
+        tempfile.TemporaryDirectory(prefix="lookonce-bench-") as folder,
+        stock_server(CHECKPOINT, MODEL, CONTEXT, Path(folder) / "vllm.log", *settings) as stock,
+        ours() as mine,
+    ):
         print("| tokens | streamed | clients | vllm serve p50, ms | lookonce p50, ms | difference, ms | ratio of p50 |")
         print("|---:|---|---:|---:|---:|---:|---:|")
         for tokens, stream, clients in CASES:

@@ -128,8 +128,8 @@ def check_record(buffer: Buffer, key: str) -> RecordHeader:
     Raises:
         RecordError: anything about it is wrong.
     """
-    header, seal, payload = _parts(buffer, key)
-    if not seal.fits(payload):
+    header, checksum, payload = _parts(buffer, key)
+    if not checksum.fits(payload):
         raise RecordError("payload", "the checksum does not match")
     if not finite(header.encoding, payload, header.dtype, header.tokens):
         raise RecordError("values", _NOT_FINITE)
@@ -154,25 +154,25 @@ def decode_record(buffer: Buffer, key: str, *, verify: bool = True) -> tuple[Rec
 
 
 @dataclass(frozen=True)
-class _Seal:
-    """What a header says about its payload's bytes."""
+class _Checksum:
+    """Of a payload, as its header states it."""
 
     version: int
-    checksum: bytes
+    value: bytes
 
     def fits(self, payload: memoryview) -> bool:
-        return bool(_CHECKSUMS[self.version](payload) == self.checksum)
+        return bool(_CHECKSUMS[self.version](payload) == self.value)
 
 
-def _parts(buffer: Buffer, key: str) -> tuple[RecordHeader, _Seal, memoryview]:
-    header, seal = _read(buffer, key)
+def _parts(buffer: Buffer, key: str) -> tuple[RecordHeader, _Checksum, memoryview]:
+    header, checksum = _read(buffer, key)
     payload = memoryview(buffer)[HEADER_BYTES:]
     if len(payload) != header.payload_bytes:
         raise RecordError("truncated", f"{len(payload)} payload bytes of {header.payload_bytes}")
-    return header, seal, payload
+    return header, checksum, payload
 
 
-def _read(buffer: Buffer, key: str) -> tuple[RecordHeader, _Seal]:
+def _read(buffer: Buffer, key: str) -> tuple[RecordHeader, _Checksum]:
     head = bytes(memoryview(buffer)[:HEADER_BYTES])
     if len(head) < HEADER_BYTES:
         raise RecordError("truncated", f"{len(head)} bytes are no header")
@@ -193,7 +193,7 @@ def _read(buffer: Buffer, key: str) -> tuple[RecordHeader, _Seal]:
         raise RecordError("header", f"dtype {dtype}, encoding {encoding}, {t} frames: not known here")
     header = RecordHeader(DTYPES[dtype], Encoding(encoding), tokens, width, Grid(h, w), merge, size)
     _check_shape(header)
-    return header, _Seal(version, checksum)
+    return header, _Checksum(version, checksum)
 
 
 def _check_shape(header: RecordHeader) -> None:

@@ -53,10 +53,3 @@ def test_features_are_those_of_transformers_and_made_once(encoders: str, checkpo
             assert relative_error(tensors[index].flatten(0, -2), truth) < 1e-5
     (model,) = httpx.get(f"{encoders}/v1/status", timeout=30).json()["models"]
     assert model["encoder"]["stats"]["images"] == 1
-
-
-def test_there_is_nothing_to_chat_with(encoders: str) -> None:
-    body = {"model": NAME, "messages": [{"role": "user", "content": "hello"}]}
-    answer = httpx.post(f"{encoders}/v1/chat/completions", json=body, timeout=30)
-    assert answer.status_code in (400, 404)
-    assert "encoder" in answer.json()["error"]["message"]
