@@ -4,7 +4,9 @@ python -m benchmarks.cache [--rounds 15]
 
 Sides of one size take turns in one run, so that a busy machine slows all. ``raw`` is a hand-written exchange over
 a blocking socket into memory that was touched before: no deadlines, no parser, no checks. ``operation`` is the whole
-thing that the service does: the transport and the record's checks (BLAKE3 of the payload, finite values).
+thing that the service does: the transport and the record's checks (XXH3 of the payload, finite values).
+``local tier`` is the same operation with the record in the node's shared memory: ``first use`` when this process has
+not mapped it yet, ``again`` when it has.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import redis
@@ -29,7 +32,7 @@ from shared.cache.buffers import Lender
 from shared.cache.connections import ThreadConnections, deadline
 from shared.cache.links import WireLink
 from shared.cache.links_aio import AsyncWireLink
-from shared.config import CacheSettings
+from shared.config import CacheSettings, LocalSettings
 from shared.keys import Namespace
 from shared.local_redis import find_server
 from shared.records import HEADER_BYTES, encode_record
@@ -40,6 +43,9 @@ WIDTH = 1152
 TOKENS = {"1 MB": 434, "4.7 MB": 2048, "16 MB": 6944}
 KEY = Namespace("bench", "0" * 64, "1" * 64).embedding_key("2" * 64)
 DEADLINE = 30.0
+FIRST_USE = "get local tier, first use"
+
+Sides: TypeAlias = dict[str, Callable[[], object]]
 
 
 def serve(folder: Path) -> tuple[subprocess.Popen[bytes], dict[str, str]]:
@@ -89,15 +95,23 @@ class Raw:
         assert self.socket.recv(5) == b"+OK\r\n"
 
 
-def sides(url: str, record: bytes, loop: asyncio.AbstractEventLoop) -> dict[str, Callable[[], object]]:
-    """What is measured; each moves the record once."""
+def sides(url: str, record: bytes, loop: asyncio.AbstractEventLoop) -> tuple[Sides, Sides]:
+    """What is measured, each moving the record once, and what is done before some of them."""
     raw, plain = Raw(url, len(record)), redis.Redis.from_url(url)
     settings = CacheSettings(timeout=DEADLINE)
     address = ThreadConnections(settings, url).address
     assert address is not None
     link, async_link = WireLink(address, Lender()), AsyncWireLink(address, Lender())
-    cache, async_cache = EmbeddingCache(settings, url), AsyncEmbeddingCache(settings, url)
     parts = (record[:HEADER_BYTES], memoryview(record)[HEADER_BYTES:])
+    cache, async_cache = EmbeddingCache(settings, url), AsyncEmbeddingCache(settings, url)
+    # records up to a quarter of it are kept
+    tier = EmbeddingCache(settings.model_copy(update={"local": LocalSettings(mib=128)}), url)
+    cache.put(KEY, parts)
+    tier.fetch(KEY)
+    assert tier.local.settle(), "not stored"
+    folder = tier.local.folder
+    assert folder is not None
+    assert folder.get(KEY) is not None, "not stored"
     with deadline(DEADLINE):
         link.open()
     loop.run_until_complete(async_link.open())
@@ -109,7 +123,7 @@ def sides(url: str, record: bytes, loop: asyncio.AbstractEventLoop) -> dict[str,
     def ours_async(*command: object) -> object:
         return loop.run_until_complete(async_link.exchange([command]))  # type: ignore[list-item]
 
-    return {
+    work = {
         "put raw": lambda: raw.put(record),
         "put redis-py": lambda: plain.set(KEY, record),
         "put threads": lambda: ours("SET", KEY, parts),
@@ -120,15 +134,19 @@ def sides(url: str, record: bytes, loop: asyncio.AbstractEventLoop) -> dict[str,
         "get threads": lambda: ours("GET", KEY),
         "get asyncio": lambda: ours_async("GET", KEY),
         "get operation": lambda: cache.fetch(KEY),
+        FIRST_USE: lambda: tier.fetch(KEY),
+        "get local tier, again": lambda: tier.fetch(KEY),
         "get operation, asyncio": lambda: loop.run_until_complete(async_cache.fetch(KEY)),
     }
+    return work, {FIRST_USE: folder.mappings.clear}
 
 
-def measure(work: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def measure(work: Sides, before: Sides, rounds: int) -> dict[str, float]:
     """Median seconds of each side; they take turns."""
     times: dict[str, list[float]] = {name: [] for name in work}
     for turn in range(rounds + 2):
         for name, run in work.items():
+            before.get(name, int)()
             begin = time.perf_counter()
             run()
             if turn >= 2:
@@ -152,7 +170,7 @@ def main() -> None:
                 values = torch.from_numpy(np.random.default_rng(0).standard_normal((tokens, WIDTH), np.float32))
                 record = encode_record(KEY, values.bfloat16(), Grid(2, 2 * tokens), 2)
                 for kind, url in urls.items():
-                    seconds = measure(sides(url, record, loop), rounds)
+                    seconds = measure(*sides(url, record, loop), rounds)
                     for name, took in seconds.items():
                         verb = name.split()[0]
                         speed = f"{took * 1e3:.2f} | {len(record) / took / 1e9:.2f}"

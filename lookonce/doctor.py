@@ -48,6 +48,8 @@ def examine(config: Path) -> list[Finding]:
     findings += [_checkpoint(model.name, model.checkpoint) for model in settings.models]
     if settings.cache.url:
         findings.append(_configured_redis(settings))
+    if settings.cache.local.mib:
+        findings.append(_local_tier(settings))
     findings.append(_port(settings))
     return findings
 
@@ -142,6 +144,23 @@ def _configured_redis(settings: Settings) -> Finding:
     if policy.startswith("volatile-") and settings.cache.ttl is None:
         return Finding("Redis", False, found, "set cache.ttl, or maxmemory-policy allkeys-lru: nothing would ever go")
     return Finding("Redis", True, f"answers, {found}")
+
+
+def _local_tier(settings: Settings) -> Finding:
+    from shared.cache.local import LEAST_BYTES, SHARED_MEMORY
+
+    wanted = settings.cache.local.mib << 20
+    if wanted < LEAST_BYTES:
+        return Finding("local tier", False, f"{wanted >> 20} MiB", f"cache.local.mib: {LEAST_BYTES >> 20} at least")
+    try:
+        free = shutil.disk_usage(SHARED_MEMORY).free
+    except OSError as error:
+        return Finding("local tier", False, f"{SHARED_MEMORY}: {error.strerror}", "cache.local.mib: 0")
+    found = f"{free >> 20} MiB free in {SHARED_MEMORY}, {wanted >> 20} wanted"
+    if free < 2 * wanted:  # it takes half at most: Ray's object store lives there too
+        fix = f"docker run --shm-size, mount -o remount,size= {SHARED_MEMORY}, or a smaller cache.local.mib"
+        return Finding("local tier", False, found, fix)
+    return Finding("local tier", True, found)
 
 
 def _port(settings: Settings) -> Finding:

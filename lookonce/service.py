@@ -21,6 +21,7 @@ import psutil
 
 from lookonce.loopback import WORKER_HOOK, ray_on_loopback
 from shared import metrics
+from shared.cache.local import remove_unused
 from shared.config import Settings
 from shared.environment import temporary_environment
 from shared.errors import ConfigError, Unavailable
@@ -132,6 +133,7 @@ def service(settings: Settings, report: Report = lambda _: None) -> Iterator[Ser
     check_models(settings)
     check_port(settings.http.host, settings.http.port)
     with ExitStack() as stack:
+        stack.callback(remove_unused)  # last: Ray kills replicas, which then cannot leave their node's tier
         folder = _run_folder(stack)
         cache_url = settings.cache.url or _private_redis(stack, settings, folder, report)
         _start_ray(stack, settings, folder, report)

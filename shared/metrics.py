@@ -69,6 +69,7 @@ GEMM_RATE = Gauge(
     multiprocess_mode="livemax",
 )
 CACHE_OPERATIONS = Counter("lookonce_cache_operations", "Cache operations by outcome", ["operation", "outcome"])
+LOCAL_BYTES = Gauge("lookonce_local_tier_bytes", "Records in this node's shared memory", multiprocess_mode="mostrecent")
 ENCODER_DEATHS = Counter("lookonce_encoder_deaths", "Images in work when their encoder process died", ["model"])
 QUARANTINED = Counter("lookonce_quarantined", "Refusals of images in quarantine", ["model"])
 RESUBMITTED = Counter("lookonce_resubmitted", "Answers begun again because their replica died", ["model"])

@@ -52,6 +52,7 @@ def test_python_in_the_readme_compiles() -> None:
 def test_every_setting_is_in_the_documents() -> None:
     text = (ROOT / "docs" / "configuration.md").read_text()
     sections = [config.EncoderSettings, config.LanguageSettings, config.CacheSettings, config.ImageSettings]
+    sections += [config.LocalSettings]
     sections += [config.HttpSettings, config.AccessSettings, config.TenantSettings]
     sections += [config.RaySettings, config.JobSettings, config.LogSettings]
     missing = [name for section in sections for name in section.model_fields if f"`{name}`" not in text]

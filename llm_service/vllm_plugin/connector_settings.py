@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from shared.config import CacheSettings, RecordEncoding
+from shared.config import CacheSettings, LocalSettings, RecordEncoding
 from shared.config.section import Seconds, Section
 from shared.errors import ConfigError
 
@@ -21,6 +21,7 @@ class ConnectorSettings(Section):
         ttl: life of an entry, seconds; None leaves it to Redis's eviction.
         prefetch_mib: host memory for embeddings that requests need or needed, MiB.
         save_mib: host memory for embeddings on their way to Redis, MiB; what exceeds it is not saved.
+        local_mib: shared memory of this node for records that its servers have loaded, MiB; see ``cache.local``.
         records: how new embeddings stand in Redis; see ``encoder.records`` of the service.
         fingerprint: name of the weights, for weights that are not in local files; it must change whenever they do.
     """
@@ -30,13 +31,14 @@ class ConnectorSettings(Section):
     ttl: Seconds | None = None
     prefetch_mib: int = Field(1024, ge=1)
     save_mib: int = Field(256, ge=1)
+    local_mib: int = Field(0, ge=0)
     records: RecordEncoding = "raw"
     fingerprint: str | None = Field(None, min_length=1)
 
     @property
     def cache(self) -> CacheSettings:
         """The cache's own settings."""
-        return CacheSettings(timeout=self.timeout, ttl=self.ttl)
+        return CacheSettings(timeout=self.timeout, ttl=self.ttl, local=LocalSettings(mib=self.local_mib))
 
 
 def read_settings(extra: Mapping[str, Any]) -> ConnectorSettings:

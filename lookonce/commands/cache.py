@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from shared.cache.inventory import Entry, Inventory, model_of
+from shared.cache.local import Usage, folder_of, usage_of
 from shared.config import ImageSettings, Settings, load_settings
 from shared.errors import ConfigError, LookonceError, RequestError
 from shared.keys import Namespace, alias_key, bytes_digest, image_digest, is_digest, tenant_tag
@@ -178,7 +179,7 @@ def purge(
 
 @app.command()
 def stats(config: Config = DEFAULT_CONFIG, redis: Url = None) -> None:
-    """Count embeddings and bytes by model, and tell Redis's memory, policy and hit rate."""
+    """Count embeddings and bytes by model, and tell Redis's memory, policy and hit rate, and of this node's tier."""
     numbers: Counter[str] = Counter()
     nbytes: Counter[str] = Counter()
     with _opened(config, redis) as inventory:
@@ -188,6 +189,7 @@ def stats(config: Config = DEFAULT_CONFIG, redis: Url = None) -> None:
                 nbytes[model_of(key)] += entry.nbytes
         aliases = sum(1 for _ in inventory.aliases())
         told = inventory.information()
+        local = usage_of(folder_of(inventory.url))
     table = Table("model", "embeddings", "MB", title_justify="left")
     for name in sorted(numbers):
         table.add_row(escape(name), str(numbers[name]), f"{nbytes[name] / 1e6:.1f}")
@@ -200,8 +202,14 @@ def stats(config: Config = DEFAULT_CONFIG, redis: Url = None) -> None:
         "evicted": told.get("evicted_keys", "?"),
         "expired": told.get("expired_keys", "?"),
         "reads": f"{told.get('keyspace_hits', '?')} found, {told.get('keyspace_misses', '?')} not",
+        "local": "no tier on this node" if local is None else _local(local),
     }.items():
         out.print(f"{name:8} {value}", highlight=False)
+
+
+def _local(usage: Usage) -> str:
+    counts = ", ".join(f"{number} {name}" for name, number in usage.counts.items())
+    return f"{usage.records} embeddings, {usage.nbytes / 1e6:.1f} MB on this node; {counts}"
 
 
 def _of_image(inventory: Inventory, image: str, salt: str | None, limits: ImageSettings, model: str | None) -> set[str]:

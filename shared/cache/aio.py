@@ -23,6 +23,7 @@ from shared.cache.connections import (
     sense,
 )
 from shared.cache.links_aio import AsyncLink, AsyncRedisPyLink, AsyncWireLink
+from shared.cache.local import LocalTier
 from shared.cache.resp import Parts
 from shared.cache.stats import CacheStats
 from shared.cache.steps import Operations, Steps, next_pause
@@ -63,7 +64,8 @@ class AsyncEmbeddingCache:
         self.lease = settings.lease
         self._breaker = Breaker()
         self.stats = CacheStats(self._breaker)
-        self._operations = Operations(settings, self.stats)
+        self.local = LocalTier(settings.local, url, self.stats)
+        self._operations = Operations(settings, self.stats, self.local)
         self._connections = AsyncConnections(settings, url)
         self._small = _Links(lambda: AsyncRedisPyLink(self._connections.make()))
         self._large = self._small
@@ -78,13 +80,15 @@ class AsyncEmbeddingCache:
     async def close(self) -> None:
         """Closes all connections; operations that still run close theirs when they end."""
         self._closed = True
+        self.local.close()
         for links in (self._small, self._large):
             while links.idle:
                 await links.idle.pop().close()
 
     async def describe(self, key: str) -> RecordHeader | None:
         """The header of a record, if there is a good one; the payload is not read."""
-        return await self._run("describe", self._operations.describe(key), None)
+        steps = self._operations.describe(key)
+        return await self._run("describe", steps, None, instead=lambda: self.local.recent_header(key))
 
     async def fetch(self, key: str) -> Buffer | None:
         """A whole record, checked; a damaged one is counted, deleted and a miss. It must not be written to."""
@@ -95,7 +99,10 @@ class AsyncEmbeddingCache:
         if not keys:
             return []
         missing: list[Buffer | None] = [None] * len(keys)
-        return await self._run("fetch", self._operations.fetch_many(keys), missing, links=self._large)
+        steps = self._operations.fetch_many(keys)
+        return await self._run(
+            "fetch", steps, missing, links=self._large, instead=lambda: [*map(self.local.recent, keys)]
+        )
 
     async def put(
         self, key: str, record: Buffer | Parts, *, alias: str | None = None, digest: str | None = None
@@ -174,11 +181,14 @@ class AsyncEmbeddingCache:
         otherwise: Result,
         limit: asyncio.Semaphore | None = None,
         links: _Links | None = None,
+        instead: Callable[[], Result] | None = None,
     ) -> Result:
-        """Carries one operation within its deadline; a fault is counted and gives ``otherwise``."""
+        """Carries one operation within its deadline; a fault is counted and gives ``otherwise``, or what ``instead``
+        finds without Redis.
+        """
         if not self._breaker.allows():
             self.stats.record(operation, "skipped")
-            return otherwise
+            return instead() if instead else otherwise
         try:
             async with (
                 asyncio.timeout(self._settings.timeout),
@@ -190,12 +200,12 @@ class AsyncEmbeddingCache:
             self._breaker.succeeded()
             self.stats.record(operation, "rejected")
             logger.warning("Redis rejects %s: %s", operation, str(error)[:100])
-            return otherwise
+            return instead() if instead else otherwise
         except FAULTS as error:
             self._breaker.failed()
             self.stats.record(operation, "error")
             logger.warning("cache %s failed: %s", operation, type(error).__name__)
-            return otherwise
+            return instead() if instead else otherwise
         self._breaker.succeeded()
         return result
 

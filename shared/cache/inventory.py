@@ -56,6 +56,7 @@ class Inventory:
     """
 
     def __init__(self, url: str) -> None:
+        self.url = url
         try:
             self._redis = redis.Redis.from_url(
                 url, socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT, retry=Retry(NoBackoff(), 0)

@@ -17,6 +17,10 @@ class CacheStats:
     Outcomes: ``hit``, ``miss``, ``ok``; ``corrupt_<reason>``: an entry that failed a check and was deleted, and a miss
     as well; ``refused``: a record too large for this Redis; ``rejected``: Redis answered with an error; ``error``: no
     answer in time; ``skipped``: not tried, the circuit was open.
+
+    The node's own tier is the operation ``local``: ``hit``, a copy that Redis confirmed, which is a hit of the fetch as
+    well; ``gone``: a copy that Redis no longer had; ``recent``: one that was used while Redis was silent; ``stored``,
+    ``evicted``, ``busy``: a record that was not stored because another process was storing.
     """
 
     def __init__(self, breaker: Breaker) -> None:
@@ -25,11 +29,11 @@ class CacheStats:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._read = self._written = 0
 
-    def record(self, operation: str, outcome: str) -> None:
-        """Counts one outcome of an operation."""
+    def record(self, operation: str, outcome: str, number: int = 1) -> None:
+        """Counts an outcome of an operation."""
         with self._lock:
-            self._counts[operation, outcome] += 1
-        metrics.CACHE_OPERATIONS.labels(operation, outcome).inc()
+            self._counts[operation, outcome] += number
+        metrics.CACHE_OPERATIONS.labels(operation, outcome).inc(number)
 
     def moved(self, *, read: int = 0, written: int = 0) -> None:
         """Counts bytes of records that were fetched or stored."""

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from redis.exceptions import ResponseError
 
+from shared.cache.local import LocalTier
 from shared.cache.resp import Command, Parts
 from shared.cache.stats import CacheStats
 from shared.config import CacheSettings
@@ -71,10 +72,12 @@ class Operations:
     Args:
         settings: lease and life of entries.
         stats: where outcomes are counted.
+        local: the node's own tier.
     """
 
-    def __init__(self, settings: CacheSettings, stats: CacheStats) -> None:
+    def __init__(self, settings: CacheSettings, stats: CacheStats, local: LocalTier) -> None:
         self._stats = stats
+        self._local = local
         self._lease = _milliseconds(settings.lease)
         self._life: Command = () if settings.ttl is None else ("PX", _milliseconds(settings.ttl))
         self._limit = _Limit()
@@ -87,15 +90,47 @@ class Operations:
         return header
 
     def fetch_many(self, keys: Sequence[str]) -> Steps[list[Buffer | None]]:
-        """Whole records in the order of ``keys``."""
+        """Whole records in the order of ``keys``; of those that the node has, Redis is asked for the header alone."""
         distinct = list(dict.fromkeys(keys))
-        replies = yield [("GET", key) for key in distinct]
-        found: dict[str, Buffer | None] = {}
-        for key, reply in zip(distinct, replies, strict=True):
-            record = found[key] = yield from self._checked("fetch", key, partial(_record, reply, key))
-            self._stats.record("fetch", "miss" if record is None else "hit")
-            self._stats.moved(read=0 if record is None else len(record))
+        held = self._local.copies(distinct)
+        found: dict[str, Buffer | None] = dict.fromkeys(distinct)
+        missing, asked = distinct, time.time()
+        if held:
+            replies = yield [
+                ("GETRANGE", key, 0, HEADER_BYTES - 1) if key in held else ("GET", key) for key in distinct
+            ]
+            missing = []
+            for key, reply in zip(distinct, replies, strict=True):
+                if key not in held:
+                    found[key] = yield from self._fetched(key, reply, asked)
+                elif (yield from self._confirmed(key, held[key], reply, asked)):
+                    found[key] = held[key]
+                else:
+                    missing.append(key)
+        # what Redis has otherwise than the node, or not any more
+        if missing:
+            replies = yield [("GET", key) for key in missing]
+            for key, reply in zip(missing, replies, strict=True):
+                found[key] = yield from self._fetched(key, reply, asked)
         return [found[key] for key in keys]
+
+    def _fetched(self, key: str, reply: Any, asked: float) -> Steps[Buffer | None]:
+        record = yield from self._checked("fetch", key, partial(_record, reply, key))
+        self._stats.record("fetch", "miss" if record is None else "hit")
+        if record is not None:
+            self._stats.moved(read=len(record))
+            self._local.offer(key, record, asked)
+        return record
+
+    def _confirmed(self, key: str, copy: memoryview, reply: Any, asked: float) -> Steps[bool]:
+        """Whether Redis has the record that the node has: the same header, which holds the payload's checksum."""
+        head = yield from self._checked("fetch", key, partial(_bytes, reply))
+        if head is None or head != copy[:HEADER_BYTES]:
+            self._local.drop(key)
+            return False
+        self._local.confirmed(key, copy, asked)
+        self._stats.record("fetch", "hit")
+        return True
 
     def put(self, key: str, record: Buffer | Parts, alias: str | None, digest: str | None) -> Steps[bool]:
         """Stores a record, its alias and the wake-up in one round trip."""

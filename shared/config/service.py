@@ -10,6 +10,20 @@ from pydantic import Field, field_validator, model_validator
 from shared.config.section import Seconds, Section
 
 
+class LocalSettings(Section):
+    """The node's own level in front of Redis, in shared memory; processes with the same Redis and user share it.
+
+    Attributes:
+        mib: memory for records, MiB; 0 is off. It never takes more than half of what ``/dev/shm`` has free.
+        idle: a record that Redis was not seen to have for so long is removed, seconds.
+        grace: while Redis is silent, a record is used so long after Redis was last seen to have it, seconds; 0: never.
+    """
+
+    mib: int = Field(0, ge=0)
+    idle: Seconds = 600.0
+    grace: float = Field(60.0, ge=0)
+
+
 class CacheSettings(Section):
     """The embedding cache.
 
@@ -19,6 +33,7 @@ class CacheSettings(Section):
         timeout: deadline of one operation, seconds.
         ttl: life of an entry, seconds; None leaves it to eviction.
         lease: how long after an encoder's death another takes over the image that it worked on, seconds.
+        local: the node's own level in front of it.
     """
 
     url: str | None = None
@@ -26,6 +41,7 @@ class CacheSettings(Section):
     timeout: Seconds = 0.5
     ttl: Seconds | None = None
     lease: Seconds = 10.0
+    local: LocalSettings = LocalSettings()
 
 
 class ImageSettings(Section):

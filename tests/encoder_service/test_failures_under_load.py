@@ -36,7 +36,11 @@ PICTURES, REQUESTS, CALLERS = 16, 70, 8
 OPERATIONS = 9
 #: what a busy machine adds
 SLACK = 5.0
-POLICIES = ("noeviction", *(f"{keys}-{how}" for keys in ("allkeys", "volatile") for how in ("lru", "lfu", "random")))
+POLICIES = (
+    "noeviction",
+    *(f"{keys}-{how}" for keys in ("allkeys", "volatile") for how in ("lru", "lfu", "random")),
+    "volatile-ttl",
+)
 
 Fault = Callable[[], AbstractAsyncContextManager[object]]
 

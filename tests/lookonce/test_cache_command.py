@@ -16,6 +16,8 @@ from typer.testing import CliRunner, Result
 
 from lookonce.cli import app
 from lookonce.doctor import Finding, examine
+from shared.cache import EmbeddingCache
+from shared.config import CacheSettings, LocalSettings
 from shared.keys import Namespace, alias_key, bytes_digest, image_digest, seal_alias
 from shared.local_redis import LocalRedis
 from shared.records import encode_record
@@ -157,6 +159,34 @@ def test_stats_count_by_model(full: redis.Redis, url: str) -> None:
     assert "allkeys-lru" in told
     assert "67 MB" in told
     assert "aliases  6" in told
+    assert "local    no tier on this node" in told
+
+
+def test_stats_tell_of_the_nodes_tier(full: redis.Redis, url: str) -> None:
+    key = next(name.decode() for name in full.scan_iter("lookonce:emb:*"))
+    cache = EmbeddingCache(CacheSettings(timeout=2.0, local=LocalSettings(mib=16)), url)
+    for _ in range(2):
+        assert cache.fetch(key) is not None
+        assert cache.local.settle()
+    told = run(url, "stats").output
+    cache.close()
+    assert "1 embeddings, 0.0 MB on this node" in told
+    assert "no tier on this node" in run(url, "stats").output
+
+
+def test_doctor_warns_of_too_little_shared_memory(url: str, tmp_path: Path) -> None:
+    def tier(mib: int) -> Finding | None:
+        path = config(tmp_path, url, f", local: {{mib: {mib}}}")
+        return next((found for found in examine(path) if found.what == "local tier"), None)
+
+    assert tier(0) is None
+    found = tier(16)
+    assert found is not None
+    assert found.ok
+    for mib in (4, 1 << 30):
+        assert (found := tier(mib)) is not None
+        assert not found.ok
+        assert found.fix
 
 
 def test_no_redis_is_one_sentence(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
-"""A real Redis for every test that asks for one, and both clients of the cache on it."""
+"""A real Redis for every test that asks for one, both clients of the cache on it, and a node's tier."""
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,9 @@ from typing import Any
 import pytest
 import redis
 
+from shared.cache.local import SHARED_MEMORY, Folder, remove_unused
 from shared.local_redis import LocalRedis
+from tests.shared.local_kit import LIMIT
 from tests.shared.redis_kit import KINDS, cache_of
 
 
@@ -45,3 +49,20 @@ async def cache(kind: str, redis_url: str) -> AsyncIterator[Any]:
 def raw(redis_url: str) -> Any:
     """Redis as somebody else sees it."""
     return redis.Redis.from_url(redis_url)
+
+
+@pytest.fixture
+def tier_path() -> Iterator[Path]:
+    """A folder in shared memory of this test alone."""
+    made = SHARED_MEMORY / f"lookonce-test-{os.getpid()}-{random.getrandbits(32):x}"
+    yield made
+    remove_unused(made)
+    assert not made.exists(), "somebody still uses it"
+
+
+@pytest.fixture
+def folder(tier_path: Path) -> Iterator[Folder]:
+    """The folder, opened."""
+    made = Folder(tier_path, LIMIT)
+    yield made
+    made.close()

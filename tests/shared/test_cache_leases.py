@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from shared.cache.breaker import Breaker
+from shared.cache.local import LocalTier
 from shared.cache.stats import CacheStats
 from shared.cache.steps import Look, Operations, next_pause
 from shared.config import CacheSettings
@@ -60,7 +61,8 @@ async def test_a_renewed_lease_does_not_end(kind: str, redis_url: str, raw: Any)
 
 def test_a_lease_that_changes_hands_during_its_release_stays(raw: Any) -> None:
     """The steps by hand: between the look and the deletion the lease expires and another takes it."""
-    operations = Operations(CacheSettings(), CacheStats(Breaker()))
+    settings, stats = CacheSettings(), CacheStats(Breaker())
+    operations = Operations(settings, stats, LocalTier(settings.local, "", stats))
     place = lease_key(key(1))
     raw.set(place, "one")
     with raw.pipeline() as connection:
