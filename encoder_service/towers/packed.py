@@ -62,12 +62,12 @@ def pack_weights(tower: Tower) -> None:
 
     Layers go one by one, so that memory never holds both towers. Those that are in 8 bits already are left alone.
     """
-    for module in list(tower.modules()):
+    for name in [name for name, _ in tower.named_modules()]:  # names: a list of layers would keep every plain weight
+        module = tower.get_submodule(name)
         if isinstance(module, FeedForward) and module.activation in FUSED and _packable(module.up):
             module.up = PackedLinear(module.up, FUSED[module.activation])
             module.activation = nn.Identity()
-    for name, module in list(tower.named_modules()):
-        if _packable(module):
+        elif _packable(module):
             parent, _, child = name.rpartition(".")
             setattr(tower.get_submodule(parent), child, PackedLinear(module))
 
