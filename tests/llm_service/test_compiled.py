@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -21,3 +22,6 @@ def test_compiled_and_eager_answer_alike(redis_url: str, tmp_path: Path) -> None
     runs = [Run("eager", str(checkpoint)), Run("compiled", str(checkpoint), options={"enforce_eager": False})]
     results = perform(runs, checkpoint, redis_url, tmp_path, chosen, TORCHDYNAMO_DISABLE="0")
     check(results["compiled"], results["eager"][0])
+    entries = map(json.loads, (tmp_path / "result.jsonl").read_text().splitlines())
+    graphs = {entry["name"]: entry["graphs"] for entry in entries}
+    assert graphs["eager"] == 0 < graphs["compiled"], graphs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -64,13 +65,15 @@ def perform(
     url: str,
     folder: Path,
     conversations: dict[str, list[Content]] = CONVERSATIONS,
+    **variables: str,
 ) -> Results:
     plan, result = folder / "plan.json", folder / "result.jsonl"
     plan.write_text(
         json.dumps({"redis": url, "cases": cases(checkpoint, conversations), "runs": [asdict(run) for run in runs]})
     )
     command = [sys.executable, "-m", "tests.llm_service.variants", str(plan), str(result)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    here, environment = Path(__file__).parents[2], os.environ | variables
+    done = subprocess.run(command, capture_output=True, text=True, cwd=here, env=environment)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return {entry["name"]: entry["results"] for entry in map(json.loads, result.read_text().splitlines())}
 

@@ -17,7 +17,7 @@ from typing import Any
 
 os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "TORCHDYNAMO_DISABLE": "1",
+    "TORCHDYNAMO_DISABLE": os.environ.get("TORCHDYNAMO_DISABLE", "1"),
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -27,6 +27,7 @@ os.environ |= {
 
 import redis
 import torch
+from vllm.compilation.counter import compilation_counter
 from vllm.distributed.ec_transfer.ec_transfer_state import ensure_ec_transfer_shutdown
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.engine.arg_utils import EngineArgs
@@ -192,7 +193,10 @@ def main(plan_path: str, result_path: str) -> None:
     with Path(result_path).open("w") as out:
         for entry in plan["runs"]:
             run = Run(**entry)
-            out.write(json.dumps({"name": run.name, "results": perform(run, cases, plan["redis"])}) + "\n")
+            before = compilation_counter.num_graphs_seen
+            results = perform(run, cases, plan["redis"])
+            graphs = compilation_counter.num_graphs_seen - before
+            out.write(json.dumps({"name": run.name, "results": results, "graphs": graphs}) + "\n")
             out.flush()
 
 
