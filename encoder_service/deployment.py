@@ -36,10 +36,12 @@ class EncoderReplica:
 
     async def reconfigure(self, _: object) -> None:
         """Called by Serve once before the replica counts as ready: loads the tower and warms it up."""
+        from encoder_service.allocator import return_large_buffers
         from encoder_service.engine import EncoderEngine  # the driver, which names this class, needs no torch
         from shared.cache import AsyncEmbeddingCache
 
         if self._engine is None:
+            return_large_buffers()
             cache = AsyncEmbeddingCache(self._settings.cache, self._cache_url)
             engine = EncoderEngine(self._model, self._settings.images, cache)
             await engine.start()

@@ -19,7 +19,7 @@ from shared.model_config import PARAMS, STEMS
 from shared.weight_index import index_name, read_index
 
 FLOATS = ("F64", "F32", "F16", "BF16")
-#: bytes that are read through one mapping of a file: its pages count as this process's memory until it is closed
+#: bytes that are read before the files are closed and mapped anew: their pages count as this process's memory till then
 MAPPED_BYTES = 64 << 20
 
 
@@ -40,7 +40,7 @@ class TensorFiles:
     def __init__(self, checkpoint: Path, stem: str = "model") -> None:
         self._folder = checkpoint
         self._open_files: dict[str, Any] = {}
-        self._mapped: dict[str, int] = {}
+        self._mapped = 0
         self.read: dict[str, list[str]] = {}
         single, index = f"{stem}.safetensors", index_name(stem)
         if (checkpoint / index).is_file():
@@ -56,8 +56,7 @@ class TensorFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file in list(self._open_files):
-            self._close(file)
+        self._close()
 
     def names(self, prefix: str) -> set[str]:
         """Names that begin with ``prefix``, as the index or the single file lists them."""
@@ -104,10 +103,10 @@ class TensorFiles:
         self.shape(name)
         path = self.place(name)
         with _translated(path, name):
-            if self._mapped.get(path.name, 0) > MAPPED_BYTES:
-                self._close(path.name)
+            if self._mapped > MAPPED_BYTES:
+                self._close()
             tensor: torch.Tensor = self._opened(path.name).get_tensor(name)
-        self._mapped[path.name] = self._mapped.get(path.name, 0) + tensor.nbytes
+        self._mapped += tensor.nbytes
         self.read.setdefault(path.name, []).append(name)
         return tensor
 
@@ -119,9 +118,10 @@ class TensorFiles:
                 self._open_files[file] = handle.__enter__()
         return self._open_files[file]
 
-    def _close(self, file: str) -> None:
-        self._open_files.pop(file).__exit__(None, None, None)
-        self._mapped.pop(file, None)
+    def _close(self) -> None:
+        while self._open_files:
+            self._open_files.popitem()[1].__exit__(None, None, None)
+        self._mapped = 0
 
 
 @contextmanager

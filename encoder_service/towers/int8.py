@@ -68,7 +68,8 @@ def to_int8(tower: Tower) -> None:
 
     Layers go one by one, so that memory never holds both towers.
     """
-    for name, module in list(tower.named_modules()):
+    for name in [name for name, _ in tower.named_modules()]:  # names: a list of layers would keep every plain weight
+        module = tower.get_submodule(name)
         if isinstance(module, nn.Linear) and name not in tower.outer_layers:
             parent, _, child = name.rpartition(".")
             setattr(tower.get_submodule(parent), child, Int8Linear(module))

@@ -75,7 +75,8 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     """
     first, second = x.float().chunk(2, dim=-1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    turned = (first * cos - second * sin).to(x.dtype), (second * cos + first * sin).to(x.dtype)
+    return torch.cat(turned, dim=-1)
 
 
 class RotarySelfAttention(nn.Module):
@@ -91,9 +92,9 @@ class RotarySelfAttention(nn.Module):
     def forward(self, x: torch.Tensor, plan: Plan) -> torch.Tensor:
         """``[P, width]`` → ``[P, width]``."""
         heads = self.qkv(x).view(x.shape[0], 3 * self.heads, self.head_dim)
-        turned = rotate(heads[:, : 2 * self.heads], plan.extras["cos"], plan.extras["sin"])
-        q, k = turned.chunk(2, dim=1)
-        attended = packed_attention(q, k, heads[:, 2 * self.heads :], plan.cu_seqlens, plan.max_seqlen)
+        q, k, v = heads.chunk(3, dim=1)
+        q, k = (rotate(x, plan.extras["cos"], plan.extras["sin"]) for x in (q, k))  # by turns: float32 is large
+        attended = packed_attention(q, k, v, plan.cu_seqlens, plan.max_seqlen)
         return self.out(attended.reshape(x.shape))
 
 

@@ -20,11 +20,12 @@ from shared.images import decode
 from tests.encoder_service.test_replay_families import batch
 from tests.encoder_service.test_replay_families import tower as family_tower
 
-DEMO = Path(__file__).parents[2] / "models" / "demo"
+MODELS = Path(__file__).parents[2] / "models"
+DEMO = MODELS / "demo"
 
 
-def demo_pictures(dtype: str) -> list[Patches]:
-    preprocess = load_encoder(DEMO, "float32").preprocess
+def demo_pictures(dtype: str, demo: Path = DEMO) -> list[Patches]:
+    preprocess = load_encoder(demo, "float32").preprocess
     pictures = []
     for path in sorted((DEMO / "samples").glob("*.png")):
         values, grid = preprocess.patches(torch.from_numpy(decode(path.read_bytes(), ImageSettings())))
@@ -60,11 +61,13 @@ def test_zeros_and_damage_stay_in_their_rows() -> None:
     assert torch.equal(out[5], layer.bias)
 
 
+@pytest.mark.parametrize("name", ["demo", "demo-pixtral"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_trained_tower_keeps_its_embeddings(dtype: str) -> None:
-    exact, ours = load_encoder(DEMO, "float32").tower, load_encoder(DEMO, dtype, quantization="int8").tower
-    wanted = embed(exact, demo_pictures("float32")).embeddings
-    found = embed(ours, demo_pictures(dtype)).embeddings
+def test_a_trained_tower_keeps_its_embeddings(dtype: str, name: str) -> None:
+    demo = MODELS / name
+    exact, ours = load_encoder(demo, "float32").tower, load_encoder(demo, dtype, quantization="int8").tower
+    wanted = embed(exact, demo_pictures("float32", demo)).embeddings
+    found = embed(ours, demo_pictures(dtype, demo)).embeddings
     cosines = torch.cat([F.cosine_similarity(a, b.float()) for a, b in zip(wanted, found, strict=True)])
     assert found[0].dtype == getattr(torch, dtype)
     assert cosines.min() >= 0.999, (cosines.min(), cosines.mean())

@@ -18,7 +18,8 @@ from tests.encoder_service.damage import all_tensors
 from tests.encoder_service.oracle import isaac_oracle, oracle_embeddings, vllm_context
 from tools.checkpoints.isaac import write_isaac
 
-#: the extremes, squares, the learned table's own size (16x16), smaller and larger than it, odd ratios
+#: the extremes, squares, the learned table's own size (16x16), smaller and larger than it, odd ratios; V6's 277x512 and
+#: 512x512 pixels are 32x18 and 32x32
 GRIDS = [
     Grid(*sides)
     for sides in (
@@ -32,6 +33,7 @@ GRIDS = [
         (32, 18),
         (10, 26),
         (24, 24),
+        (32, 32),
         (14, 12),
         (40, 6),
         (6, 58),

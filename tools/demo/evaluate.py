@@ -4,7 +4,7 @@ An answer is exact under greedy decoding if and only if every token of it, the e
 after the true tokens before it; so one forward per batch measures what token-by-token decoding would. Only captions
 that are not exact are decoded token by token, to count their right cells.
 
-    python -m tools.demo.evaluate --pictures 500 [--positions 1d] [--fault no-breaks] [--records int8] [--json F]
+    python -m tools.demo.evaluate --pictures 500 [--positions 1d] [--fault no-breaks] [--tower int8] [--records int8]
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ def _cells(caption: str) -> dict[tuple[int, int], str]:
 
 
 def main() -> None:
+    from encoder_service.towers.int8 import to_int8
     from encoder_service.towers.pixtral import PixtralTower
     from tools.demo.faults import FAULTS
     from tools.demo.model import DemoModel
@@ -138,6 +139,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, help="an exported checkpoint instead of a run's state")
     parser.add_argument("--pictures", type=int, default=500)
     parser.add_argument("--positions", choices=["mrope", "1d"], default="mrope")
+    parser.add_argument("--tower", choices=["float32", "int8"], default="float32", help="precision of its layers")
     parser.add_argument("--records", choices=["raw", "int8", "fp8"], default="raw")
     parser.add_argument("--fault", choices=sorted(FAULTS), help="of a server of Pixtral models")
     parser.add_argument("--seed", type=int, default=2026)
@@ -151,6 +153,8 @@ def main() -> None:
         if not isinstance(model.tower, PixtralTower):
             parser.error("--fault is for the Pixtral demo; the Isaac demo has --positions 1d")
         design = FAULTS[options.fault](design, model.tower)
+    if options.tower == "int8":
+        to_int8(model.tower)
     maker = BatchMaker(tokenizer.build(model.design), design, flat_positions=options.positions == "1d")
     encoding = Encoding[options.records.upper()]
     figures = exact_answers(model, maker, options.pictures, options.seed, decode=True, encoding=encoding)
