@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from math import prod
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from encoder_service.device import Patches, embed
 from encoder_service.towers.base import Tower
@@ -26,7 +25,7 @@ class Work:
     """What a tower costs on this device.
 
     Attributes:
-        per_patch: floating point operations of the matrix products for one patch, without attention's own, which
+        per_patch: floating point operations of the linear layers for one patch, without attention's own, which
             grow with a picture's size: shares made from it are a little too low.
         gemm_rate: operations per second of a plain linear layer with the tower's largest weight.
     """
@@ -46,26 +45,21 @@ def measure_work(tower: Tower, picture: Patches) -> Work:
         tower: in evaluation mode.
         picture: any; its padding counts for what it is.
     """
-    with FlopCounterMode(display=False, custom_mapping=PRODUCTS) as counter:
-        padding = embed(tower, [picture]).padding
-    counts = counter.get_flop_counts()["Global"]
-    names = {"mm", "addmm", *(str(product).split(".")[-1] for product in PRODUCTS)}
-    products = sum(count for name, count in counts.items() if str(name).split(".")[-1] in names)
     layers = [layer for layer in tower.modules() if isinstance(layer, nn.Linear | PackedLinear | Int8Linear)]
+    operations = 0.0
+
+    def count(layer: Any, inputs: tuple[torch.Tensor], _: torch.Tensor) -> None:
+        nonlocal operations
+        operations += 2.0 * inputs[0].numel() * layer.out_features
+
+    hooks = [layer.register_forward_hook(count) for layer in layers]  # torch's own counter imports a compiler: 80 MB
+    try:
+        padding = embed(tower, [picture]).padding
+    finally:
+        for hook in hooks:
+            hook.remove()
     largest = max(layers, key=lambda layer: layer.in_features * layer.out_features)
-    return Work(products / (picture.grid.patches + padding), _gemm_rate(largest, picture.values))
-
-
-def _integer_operations(a: Sequence[int], b: Sequence[int], **_: object) -> int:
-    return 2 * a[0] * a[1] * b[1]
-
-
-def _packed_operations(x: Sequence[int], weight: Sequence[int], *_: object, **__: object) -> int:
-    return 2 * prod(x) * weight[0]
-
-
-#: products that torch's counter does not know, and their operations by the shapes of what they multiply
-PRODUCTS = {torch.ops.aten._int_mm: _integer_operations, torch.ops.mkldnn._linear_pointwise: _packed_operations}
+    return Work(operations / (picture.grid.patches + padding), _gemm_rate(largest, picture.values))
 
 
 def _gemm_rate(layer: nn.Linear | PackedLinear | Int8Linear, values: torch.Tensor) -> float:
