@@ -19,9 +19,10 @@ from tools.checkpoints.isaac import write_isaac
 def test_compiled_and_eager_answer_alike(redis_url: str, tmp_path: Path) -> None:
     checkpoint = write_isaac(tmp_path / "isaac", seed=31)
     chosen = {name: CONVERSATIONS[name] for name in ("text", "one", "three", "image last")}
-    runs = [Run("eager", str(checkpoint)), Run("compiled", str(checkpoint), options={"enforce_eager": False})]
+    runs = [Run(name, str(checkpoint), options={"enforce_eager": name == "eager"}) for name in ("eager", "compiled")]
     results = perform(runs, checkpoint, redis_url, tmp_path, chosen, TORCHDYNAMO_DISABLE="0")
     check(results["compiled"], results["eager"][0])
     entries = map(json.loads, (tmp_path / "result.jsonl").read_text().splitlines())
-    graphs = {entry["name"]: entry["graphs"] for entry in entries}
-    assert graphs["eager"] == 0 < graphs["compiled"], graphs
+    operations = {entry["name"]: entry["compiled"] for entry in entries}
+    # a handful belongs to a helper of vLLM's sampler, which is compiled in any case
+    assert operations["eager"] < 50 < operations["compiled"], operations

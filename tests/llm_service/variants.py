@@ -27,7 +27,7 @@ os.environ |= {
 
 import redis
 import torch
-from vllm.compilation.counter import compilation_counter
+from torch._dynamo.utils import counters
 from vllm.distributed.ec_transfer.ec_transfer_state import ensure_ec_transfer_shutdown
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.engine.arg_utils import EngineArgs
@@ -193,10 +193,10 @@ def main(plan_path: str, result_path: str) -> None:
     with Path(result_path).open("w") as out:
         for entry in plan["runs"]:
             run = Run(**entry)
-            before = compilation_counter.num_graphs_seen
+            before = counters["stats"]["calls_captured"]
             results = perform(run, cases, plan["redis"])
-            graphs = compilation_counter.num_graphs_seen - before
-            out.write(json.dumps({"name": run.name, "results": results, "graphs": graphs}) + "\n")
+            compiled = counters["stats"]["calls_captured"] - before
+            out.write(json.dumps({"name": run.name, "results": results, "compiled": compiled}) + "\n")
             out.flush()
 
 
