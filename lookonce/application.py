@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any
 
+from blake3 import blake3
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
@@ -21,6 +22,7 @@ from llm_service.api.vision import ImageResolver
 from llm_service.deployment import LanguageReplica
 from llm_service.prompts import prompt_builder
 from lookonce.autoscaling import EncoderPolicy, LanguagePolicy
+from lookonce.reloading import encoder_parts, ingress_parts, language_parts
 from lookonce.routing import AffinityRouter
 from shared import log, metrics
 from shared.cache import AsyncEmbeddingCache
@@ -34,8 +36,10 @@ INGRESS = "ingress"
 #: Serve's defaults find a wedged replica only after 90 to 120 s
 HEALTH_PERIOD_S = 2.0
 HEALTH_TIMEOUT_S = 10.0
-#: how long a replica may finish what it has begun before it is ended
-DRAIN = {"graceful_shutdown_timeout_s": 5.0, "graceful_shutdown_wait_loop_s": 0.2}
+#: a replica that goes, since its pool shrinks or its settings change, finishes what it has begun; looked at so often
+DRAIN_LOOK_S = 0.2
+#: it is ended so long after the last request in it must have met its deadline
+DRAIN_MARGIN_S = 5.0
 
 
 def encoder_name(model: ModelSettings) -> str:
@@ -56,14 +60,19 @@ def build(settings: Settings, cache_url: str) -> Application:
         cache_url: URL of the embedding cache, the same for every replica.
     """
     pools = []
+    common = _common(settings)
     for model in settings.models:
         encoder = _deployment(EncoderReplica, encoder_name(model), model.encoder, _encoder_policy(model.encoder))
+        encoder = encoder.options(**common, **_version(encoder_parts(settings, model, cache_url)))
         pools.append(encoder.bind(settings, model, cache_url))
         if not has_language(model.checkpoint):
             continue
-        language = _deployment(
-            LanguageReplica, language_name(model), model.language, _language_policy(model.language)
-        ).options(request_router_config=_router(model.language))
+        language = _deployment(LanguageReplica, language_name(model), model.language, _language_policy(model.language))
+        language = language.options(
+            request_router_config=_router(model.language),
+            **common,
+            **_version(language_parts(settings, model, cache_url)),
+        )
         pools.append(language.bind(settings, model, cache_url))
 
     def asgi() -> FastAPI:  # Serve wants a plain function here
@@ -75,11 +84,26 @@ def build(settings: Settings, cache_url: str) -> Application:
         num_replicas=settings.http.replicas,
         max_ongoing_requests=settings.http.max_concurrent + 16,  # room for health checks and metrics under full load
         ray_actor_options={"num_cpus": 0},
-        health_check_period_s=HEALTH_PERIOD_S,
-        health_check_timeout_s=HEALTH_TIMEOUT_S,
-        **DRAIN,
-    )
+        max_surge_percent=100,
+    ).options(**common, **_version(ingress_parts(settings, cache_url)))
     return ingress.bind(*pools)
+
+
+def _common(settings: Settings) -> dict[str, Any]:
+    return {
+        "health_check_period_s": HEALTH_PERIOD_S,
+        "health_check_timeout_s": HEALTH_TIMEOUT_S,
+        "graceful_shutdown_wait_loop_s": DRAIN_LOOK_S,
+        "graceful_shutdown_timeout_s": settings.http.request_timeout + DRAIN_MARGIN_S,
+    }
+
+
+def _version(parts: Any) -> dict[str, Any]:
+    """Serve replaces the replicas of a deployment whose version has changed, and no others.
+
+    Without one of ours it would take a random one, and every change of settings would load every model again.
+    """
+    return {"version": blake3(repr(parts).encode()).hexdigest(), "_internal": True}
 
 
 def _encoder_policy(pool: EncoderSettings) -> AutoscalingPolicy:
@@ -103,9 +127,7 @@ def _deployment(replica: type, name: str, pool: PoolSettings, policy: Autoscalin
         "max_ongoing_requests": pool.max_ongoing,
         "max_queued_requests": 4 * pool.max_ongoing,
         "ray_actor_options": {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus},
-        "health_check_period_s": HEALTH_PERIOD_S,
-        "health_check_timeout_s": HEALTH_TIMEOUT_S,
-        **DRAIN,
+        "max_surge_percent": pool.surge_percent,
         "user_config": {},  # makes Serve call reconfigure(), where a replica starts its engine
     }
     if pool.min_replicas == pool.max_replicas:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeVar
 
@@ -17,9 +18,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from lookonce.client import Answer, Client, data_url
 from lookonce.commands import cache
 from lookonce.commands.caption import caption
+from lookonce.commands.reload import hangups, obey, reload_command
 from lookonce.commands.top import top
 from lookonce.report import answer_table
-from lookonce.service import free_port, interruptible, running
+from lookonce.service import free_port, interruptible, running, service
 from shared import log
 from shared.config import Dtype, Settings, load_settings
 from shared.errors import LookonceError, RequestError, Unavailable
@@ -36,6 +38,7 @@ err = Console(stderr=True)
 app.command()(top)
 app.add_typer(cache.app, name="cache")
 app.command()(caption)
+app.command("reload")(reload_command)
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="YAML file with the settings.")]
 Url = Annotated[str | None, typer.Option(help="A running service; without it one is started for this command.")]
@@ -73,11 +76,12 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
 ) -> None:
-    """Serve the configured models until Ctrl-C."""
+    """Serve the configured models until Ctrl-C; SIGHUP, or `lookonce reload`, reads the file again."""
     try:
-        with interruptible(), running(_settings(config, host=host, port=port), _step) as url:
-            out.print(f"Serving at [bold]{url}[/]  (POST /v1/chat/completions, GET /metrics; Ctrl-C ends it)")
-            asyncio.run(asyncio.Event().wait())
+        read = partial(_settings, config, host=host, port=port)
+        with interruptible(), hangups() as hung_up, service(read(), _step) as own:
+            out.print(f"Serving at [bold]{own.url}[/]  (POST /v1/chat/completions, GET /metrics; Ctrl-C ends it)")
+            obey(hung_up, own, config, read, _step)
     except LookonceError as error:
         _fail(error)
 

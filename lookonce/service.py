@@ -103,10 +103,12 @@ class Service:
     Attributes:
         url: base URL of the endpoint.
         cache_url: URL of the embedding cache.
+        settings: in force, with the port that was taken.
     """
 
     url: str
     cache_url: str
+    settings: Settings
 
 
 @contextmanager
@@ -138,7 +140,7 @@ def service(settings: Settings, report: Report = lambda _: None) -> Iterator[Ser
         cache_url = settings.cache.url or _private_redis(stack, settings, folder, report)
         _start_ray(stack, settings, folder, report)
         _start_serve(stack, settings, cache_url, report)
-        yield Service(f"http://{settings.http.host}:{settings.http.port}", cache_url)
+        yield Service(f"http://{settings.http.host}:{settings.http.port}", cache_url, settings)
         report("Stopping")
 
 
@@ -219,13 +221,24 @@ def _start_ray(stack: ExitStack, settings: Settings, folder: Path, report: Repor
 def _start_serve(stack: ExitStack, settings: Settings, cache_url: str, report: Report) -> None:
     from ray import serve
 
-    from lookonce.application import APPLICATION, build
-
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(http_options={"host": settings.http.host, "port": settings.http.port})
     stack.callback(_stop_serve, private=settings.ray.address is None)
     names = ", ".join(model.name for model in settings.models)
     report(f"Loading {names}: towers into the encoder pool, language models into vLLM")
+    deploy(settings, cache_url)
+
+
+def deploy(settings: Settings, cache_url: str) -> None:
+    """Gives Serve the application, for the first time or with other settings, and waits until it runs.
+
+    Raises:
+        Unavailable: replicas did not start; those of earlier settings go on.
+    """
+    from ray import serve
+
+    from lookonce.application import APPLICATION, build
+
     try:
         serve.run(build(settings, cache_url), name=APPLICATION, route_prefix="/")
     except RuntimeError as error:

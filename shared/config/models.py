@@ -28,6 +28,8 @@ class PoolSettings(Section):
         load_window: seconds over which a pool's load is averaged.
         max_ongoing: requests that one replica takes at once.
         num_cpus, num_gpus: Ray resources of one replica; fractions are allowed.
+        surge_percent: replicas that may run beside the old ones, in percent of the pool, while changed settings replace
+            them; 0 ends the old ones first, for pools that leave no room on their devices.
     """
 
     min_replicas: int = Field(1, ge=0)
@@ -39,6 +41,7 @@ class PoolSettings(Section):
     max_ongoing: int = Field(64, ge=1)
     num_cpus: float = Field(1, ge=0)
     num_gpus: float = Field(0, ge=0)
+    surge_percent: int = Field(100, ge=0, le=100)
 
     @model_validator(mode="after")
     def _bounds(self) -> PoolSettings:
