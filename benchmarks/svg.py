@@ -1,9 +1,9 @@
-"""Plots as hand-written SVG: horizontal bars in groups, and lines over logarithmic axes. No plotting library."""
+"""Plots as hand-written SVG: bars in groups, lines over logarithmic axes, and time lines. No plotting library."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
@@ -42,6 +42,73 @@ class Lines:
     across: str
     up: str
     series: Mapping[str, Sequence[tuple[float, float]]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Steps over time, from zero.
+
+    Attributes:
+        title: above the panel.
+        series: (seconds, value) of every line, in order of time.
+    """
+
+    title: str
+    series: Mapping[str, Sequence[tuple[float, float]]]
+
+
+@dataclass(frozen=True)
+class TimeLine:
+    """Panels above each other over one axis of time.
+
+    Attributes:
+        title: above the plot.
+        panels: from top to bottom.
+        phases: name, first and last second of stretches that are shaded.
+    """
+
+    title: str
+    panels: Sequence[Panel]
+    phases: Sequence[tuple[str, float, float]]
+
+
+def time_line(plot: TimeLine) -> str:
+    """The SVG text; a value holds until the next one."""
+    left, right, height, gap, top = 60, WIDTH - 20, 110, 46, TOP + 20
+    end = max(at for panel in plot.panels for line in panel.series.values() for at, _ in line)
+    bottom = top + len(plot.panels) * (height + gap) - gap
+
+    def across(seconds: float) -> float:
+        return left + (right - left) * min(seconds, end) / end
+
+    parts = [_text(12, 22, plot.title, "font-weight:600;font-size:15px")]
+    for name, begin, until in plot.phases:
+        x, width = across(begin), across(until) - across(begin)
+        parts.append(f'<rect x="{x:.1f}" y="{top}" width="{width:.1f}" height="{bottom - top}" fill="#f0f4fa"/>')
+        parts.append(_text(x + 4, 44, name, "fill:#57606a"))
+    for number, panel in enumerate(plot.panels):
+        parts += _steps(panel, across, left, right, top + number * (height + gap), height)
+    for seconds in range(0, int(end) + 1, 60):
+        parts.append(_text(across(seconds), bottom + 18, f"{seconds} s", "text-anchor:middle;fill:#57606a"))
+    return _document(bottom + 32, parts)
+
+
+def _steps(
+    panel: Panel, across: Callable[[float], float], left: float, right: float, top: float, height: float
+) -> list[str]:
+    highest = max((value for line in panel.series.values() for _, value in line), default=1.0) or 1.0
+    parts = [_text(left, top - 8, panel.title, "font-weight:600"), *_legend(list(panel.series), top - 8, left + 150)]
+    for value in (0.0, highest):
+        y = top + height * (1 - value / highest)
+        parts.append(f'<line x1="{left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="#d0d7de"/>')
+        parts.append(_text(left - 6, y + 4, _short(value), "text-anchor:end"))
+    for number, line in enumerate(panel.series.values()):
+        places = [(across(at), top + height * (1 - value / highest)) for at, value in line]
+        corners = [(x, before) for (x, _), (_, before) in zip(places[1:], places[:-1], strict=True)]
+        path = [places[0], *(point for pair in zip(corners, places[1:], strict=True) for point in pair)]
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in path)
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{COLOURS[number]}" stroke-width="2"/>')
+    return parts
 
 
 def bar_chart(bars: Bars) -> str:
@@ -102,8 +169,8 @@ def _decades(values: Sequence[float]) -> tuple[int, int]:
     return low, max(high, low + 1)
 
 
-def _legend(names: Sequence[str], y: float) -> list[str]:
-    parts, x = [], 12.0
+def _legend(names: Sequence[str], y: float, x: float = 12.0) -> list[str]:
+    parts = []
     for number, name in enumerate(names):
         parts.append(f'<rect x="{x:.0f}" y="{y - 9:.0f}" width="10" height="10" fill="{COLOURS[number]}"/>')
         parts.append(_text(x + 15, y, name, ""))

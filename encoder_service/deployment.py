@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared import log
+from shared import log, tracing
 from shared.config import ModelSettings, Settings
 from shared.items import VisionItem
 from shared.keys import Namespace
@@ -24,6 +24,7 @@ class EncoderReplica:
 
     def __init__(self, settings: Settings, model: ModelSettings, cache_url: str) -> None:
         log.configure(settings.log)
+        tracing.configure(settings.telemetry, f"encoder:{model.name}")
         self._settings = settings
         self._model = model
         self._cache_url = cache_url
@@ -52,14 +53,28 @@ class EncoderReplica:
         return (await self._started()).identity()
 
     async def encode(
-        self, data: bytes, request_id: str, salt: str | None, inline: bool, again: bool, batch: bool = False
+        self,
+        data: bytes,
+        request_id: str,
+        salt: str | None,
+        inline: bool,
+        again: bool,
+        batch: bool = False,
+        trace: str | None = None,
     ) -> VisionItem:
-        """See :meth:`EncoderEngine.encode`; ``batch``: nobody waits for it, so people's images go first."""
+        """See :meth:`EncoderEngine.encode`.
+
+        Args:
+            batch: nobody waits for it, so people's images go first.
+            trace: ``traceparent`` of the caller's span.
+        """
         from encoder_service.batching import Priority
 
         log.request_id.set(request_id)
         priority = Priority.BATCH if batch else Priority.INTERACTIVE
-        return await (await self._started()).encode(data, salt=salt, inline=inline, again=again, priority=priority)
+        engine = await self._started()
+        with tracing.span("encode", parent=trace, bytes=len(data), model=self._model.name, request_id=request_id):
+            return await engine.encode(data, salt=salt, inline=inline, again=again, priority=priority)
 
     async def parameter_names(self) -> list[str]:
         """Names of all parameters that this replica holds."""

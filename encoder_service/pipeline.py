@@ -11,6 +11,7 @@ from encoder_service.batching import Priority, WaitingRoom
 from encoder_service.pictures import Picture, PictureReader
 from encoder_service.stats import EncoderStats
 from encoder_service.store import Store
+from shared import tracing
 from shared.errors import LookonceError, RequestError, Unavailable
 from shared.flights import FollowedFailure, SingleFlight
 from shared.items import VisionItem
@@ -129,7 +130,8 @@ class Pipeline:
     async def _from_file(self, job: Job) -> Outcome:
         """Decodes the file, then joins or starts the run for its picture."""
         with self._room.place():
-            picture = await self.reader.read(job.data, job.salt, job.timings)
+            with tracing.span("decode"):
+                picture = await self.reader.read(job.data, job.salt, job.timings)
             key = self.namespace.embedding_key(picture.digest)
             flight = f"{key}:{job.fresh}"
             joined = flight in self._pictures
@@ -178,14 +180,19 @@ class Pipeline:
         try:
             if picture.pixels is None:
                 again = await self.reader.read(job.data, job.salt, job.timings)
-            patches = await self.reader.cut(again or picture, job.timings)
+            with tracing.span("preprocess"):
+                patches = await self.reader.cut(again or picture, job.timings)
         finally:
             picture.drop()
             if again is not None:
                 again.drop()
         flight = f"{key}:{job.fresh}"
         priority = Priority.INTERACTIVE if key in self._urgent else job.priority
-        embedding = await self.batcher.submit(flight, patches, priority)
+        with tracing.span("batch", patches=len(patches.values)) as work:
+            embedding = await self.batcher.submit(flight, patches, priority)
+            until = time.time()
+            work.past("forward", embedding.encode_seconds, until)
+            work.past("queue", embedding.queue_seconds, until - embedding.encode_seconds)
         job.timings["queue"], job.timings["encode"] = embedding.queue_seconds, embedding.encode_seconds
         begin = time.perf_counter()
         grid, merge = self.store.shape(patches.grid)
@@ -194,7 +201,8 @@ class Pipeline:
         except RecordError as error:
             self._stats.not_finite += error.reason == "values"
             raise LookonceError(f"the encoder's result for this image cannot be used: {error}") from error
-        stored = await self.store.put(key, record, job.digest, picture.digest)
+        with tracing.span("cache.put", bytes=len(record)):
+            stored = await self.store.put(key, record, job.digest, picture.digest)
         job.timings["put"] = time.perf_counter() - begin
         self._stats.stored += stored
         self._stats.not_stored += not stored

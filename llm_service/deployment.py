@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 
-from llm_service.messages import Chunk
+from llm_service.messages import Chunk, EngineUsage
 from llm_service.prompts import Prompt
 from llm_service.sampling import SamplingOptions
-from shared import log
+from shared import log, tracing
 from shared.config import ModelSettings, Settings
 from shared.errors import ReplicaLost
 from shared.items import VisionItem
@@ -32,7 +33,9 @@ class LanguageReplica:
         from llm_service.engine import LanguageEngine  # the driver, which names this class, needs no vLLM
 
         log.configure(settings.log)
-        self._engine = LanguageEngine(model, settings.cache, cache_url)
+        tracing.configure(settings.telemetry, f"language:{model.name}")
+        self._engine = LanguageEngine(model, settings.cache, cache_url, settings.telemetry)
+        self._model = model.name
         self._started = False
         self._stopping = False
         self._in_work = 0
@@ -44,28 +47,46 @@ class LanguageReplica:
             self._started = True
 
     async def generate(
-        self, request_id: str, prompt: Prompt, items: list[VisionItem], sampling: SamplingOptions
+        self,
+        request_id: str,
+        prompt: Prompt,
+        items: list[VisionItem],
+        sampling: SamplingOptions,
+        trace: str | None = None,
     ) -> AsyncIterator[Chunk]:
-        """See :meth:`LanguageEngine.generate`."""
+        """See :meth:`LanguageEngine.generate`; ``trace`` is the ``traceparent`` of the caller's span."""
         log.request_id.set(request_id)
-        self._in_work += 1
-        try:
-            with self._ending_when_lost():
-                async with aclosing(self._engine.generate(request_id, prompt, items, sampling)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
-        finally:
-            self._in_work -= 1
+        with self._working(request_id, prompt, trace) as work:
+            stream = self._engine.generate(request_id, prompt, items, sampling, trace=work.traceparent)
+            async with aclosing(stream) as chunks:
+                async for chunk in chunks:
+                    if chunk.usage is not None:
+                        _trace_engine(work, chunk.usage)
+                    yield chunk
 
     async def answer(
-        self, request_id: str, prompt: Prompt, items: list[VisionItem], sampling: SamplingOptions
+        self,
+        request_id: str,
+        prompt: Prompt,
+        items: list[VisionItem],
+        sampling: SamplingOptions,
+        trace: str | None = None,
     ) -> list[Chunk]:
-        """See :meth:`LanguageEngine.answer`."""
+        """See :meth:`LanguageEngine.answer`; ``trace`` is the ``traceparent`` of the caller's span."""
         log.request_id.set(request_id)
+        with self._working(request_id, prompt, trace) as work:
+            chunks = await self._engine.answer(request_id, prompt, items, sampling, trace=work.traceparent)
+            for usage in (chunk.usage for chunk in chunks if chunk.usage is not None):
+                _trace_engine(work, usage)
+            return chunks
+
+    @contextmanager
+    def _working(self, request_id: str, prompt: Prompt, trace: str | None) -> Iterator[tracing.Work]:
         self._in_work += 1
+        about = {"request_id": request_id, "model": self._model, "prompt_tokens": len(prompt.token_ids)}
         try:
-            with self._ending_when_lost():
-                return await self._engine.answer(request_id, prompt, items, sampling)
+            with tracing.detached("generate", parent=trace, **about) as work, self._ending_when_lost():
+                yield work
         finally:
             self._in_work -= 1
 
@@ -106,3 +127,12 @@ class LanguageReplica:
     async def __del__(self) -> None:
         self._stopping = True
         await self._engine.stop()
+
+
+def _trace_engine(work: tracing.Work, usage: EngineUsage) -> None:
+    """Spans of the engine's stages, which it tells at the end."""
+    work.note(completion_tokens=usage.completion_tokens, prefix_cached_tokens=usage.prefix_cached_tokens)
+    until = time.time()
+    for stage, seconds in reversed(usage.timings.items()):  # they follow each other
+        work.past("decode_tokens" if stage == "decode" else stage, seconds, until)  # pictures are decoded too
+        until -= seconds

@@ -24,7 +24,7 @@ from llm_service.prompts import prompt_builder
 from lookonce.autoscaling import EncoderPolicy, LanguagePolicy
 from lookonce.reloading import encoder_parts, ingress_parts, language_parts
 from lookonce.routing import AffinityRouter
-from shared import log, metrics
+from shared import log, metrics, tracing
 from shared.cache import AsyncEmbeddingCache
 from shared.config import EncoderSettings, LanguageSettings, ModelSettings, PoolSettings, Settings
 from shared.families import context_length, has_language, size_rule
@@ -148,6 +148,7 @@ def _deployment(replica: type, name: str, pool: PoolSettings, policy: Autoscalin
 def build_ingress(settings: Settings, cache_url: str) -> FastAPI:
     """The HTTP application of one ingress replica."""
     log.configure(settings.log)
+    tracing.configure(settings.telemetry, INGRESS)
     connect: Callable[[], AbstractAsyncContextManager[Backend]] = partial(_connect, settings, cache_url)
     return create_app(settings.http, settings.access, connect, settings.batches)
 

@@ -46,6 +46,8 @@ REPLICA_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     # a replica that fails its health checks does not get to finish anything
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+    # a proxy that imports for longer, on a busy machine, would be ended and the start fail
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
     # how often pools tell their load, seconds; Serve's default would make autoscaling 10 s late
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",

@@ -54,7 +54,7 @@ def test_every_setting_is_in_the_documents() -> None:
     sections = [config.EncoderSettings, config.LanguageSettings, config.CacheSettings, config.ImageSettings]
     sections += [config.LocalSettings]
     sections += [config.HttpSettings, config.AccessSettings, config.TenantSettings]
-    sections += [config.RaySettings, config.JobSettings, config.LogSettings]
+    sections += [config.RaySettings, config.JobSettings, config.LogSettings, config.TelemetrySettings]
     missing = [name for section in sections for name in section.model_fields if f"`{name}`" not in text]
     assert missing == []
 

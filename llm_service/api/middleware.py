@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llm_service.api.responses import error_body
+from shared import tracing
 from shared.errors import PayloadTooLarge, RequestError
 from shared.log import request_id
 
@@ -33,9 +34,26 @@ class RequestId:
         given = dict(scope["headers"]).get(b"x-request-id", b"")
         token = request_id.set(given.decode() if _HARMLESS.fullmatch(given) else uuid.uuid4().hex)
         try:
-            await self._app(scope, receive, send)
+            await self._traced(scope, receive, send)
         finally:
             request_id.reset(token)
+
+    async def _traced(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A span of the request, until its last byte, which goes on with the client's trace if it named one."""
+        if scope["method"] != "POST":  # polls of health, metrics and status would drown the rest
+            await self._app(scope, receive, send)
+            return
+        parent = dict(scope["headers"]).get(tracing.TRACEPARENT.encode())
+        name = f"POST {scope['path']}"
+        with tracing.span(name, parent=parent and parent.decode("latin-1"), request_id=request_id.get()) as work:
+
+            async def send_noted(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    work.note(**{"http.response.status_code": message["status"]})
+                await send(message)
+
+            await self._app(scope, receive, send_noted)
+            work.rename(f"POST {getattr(scope.get('route'), 'path', 'nowhere')}")  # without what a client wrote into it
 
 
 class BodyLimit:

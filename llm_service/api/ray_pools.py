@@ -15,6 +15,7 @@ from llm_service.api.pools import PoolStatus
 from llm_service.messages import Chunk
 from llm_service.prompts import Prompt
 from llm_service.sampling import SamplingOptions
+from shared import tracing
 from shared.config import PoolSettings
 from shared.errors import Busy, LookonceError, ReplicaLost, Unavailable
 from shared.items import VisionItem
@@ -84,9 +85,11 @@ class RayEncoderPool:
 
     async def encode(self, data: bytes, *, salt: str | None, inline: bool, again: bool = False) -> VisionItem:
         """See :meth:`EncoderPool.encode`."""
-        response = self._handle.encode.remote(data, request_id.get(), salt, inline, again, self._batch)
-        item: VisionItem = await _call(response)
-        return item
+        with tracing.span("encoder"):
+            trace = tracing.carried()
+            response = self._handle.encode.remote(data, request_id.get(), salt, inline, again, self._batch, trace=trace)
+            item: VisionItem = await _call(response)
+            return item
 
 
 async def _call(response: Awaitable[Any]) -> Any:
@@ -147,7 +150,7 @@ class RayLanguagePool:
         self, request_id: str, prompt: Prompt, items: list[VisionItem], sampling: SamplingOptions
     ) -> AsyncIterator[Chunk]:
         """See :meth:`LanguagePool.generate`."""
-        stream = self._handle.generate.remote(request_id, prompt, items, sampling)
+        stream = self._handle.generate.remote(request_id, prompt, items, sampling, trace=tracing.carried())
         finished = False
         try:
             async for chunk in stream:
@@ -165,6 +168,7 @@ class RayLanguagePool:
     ) -> list[Chunk]:
         """See :meth:`LanguagePool.answer`."""
         try:
-            return await _cancellable(self._whole.answer.remote(request_id, prompt, items, sampling))
+            trace = tracing.carried()
+            return await _cancellable(self._whole.answer.remote(request_id, prompt, items, sampling, trace=trace))
         except FAULTS as error:
             raise translated(error, "language") from error

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from llm_service.api.pools import EncoderPool
 from llm_service.api.quarantine import Quarantine
-from shared import metrics
+from shared import metrics, tracing
 from shared.cache import AsyncEmbeddingCache
 from shared.config import ImageSettings
 from shared.errors import ImageTooLarge, RequestError, TooManyImages, UnknownImage
@@ -149,7 +149,9 @@ class ImageResolver:
         return FetchedImage(data, probe(data, self._limits), 0.0)
 
     async def _read(self, url: str, begin: float) -> FetchedImage:
-        data = await self._fetcher.load(url)
+        with tracing.span("fetch") as work:
+            data = await self._fetcher.load(url)
+            work.note(bytes=len(data))
         return FetchedImage(data, probe(data, self._limits), time.perf_counter() - begin)
 
     async def resolve(self, images: Sequence[RequestImage], salt: str | None) -> list[VisionItem]:
@@ -232,10 +234,13 @@ class ImageResolver:
         timings = {"fetch": image.fetch_seconds}
         begin = time.perf_counter()
         # 1 GB/s or more, without the interpreter lock: large uploads are hashed beside the event loop
-        digest = await asyncio.to_thread(bytes_digest, image.data, salt)
+        with tracing.span("hash"):
+            digest = await asyncio.to_thread(bytes_digest, image.data, salt)
         hashed = time.perf_counter()
         timings["hash"] = hashed - begin
-        item = await self._look_up(digest)
+        with tracing.span("lookup") as work:
+            item = await self._look_up(digest)
+            work.note(found=item is not None)
         timings["lookup"] = time.perf_counter() - hashed
         if item is None:
             item = await self._encode_shared(image.data, digest, salt, inline=False)

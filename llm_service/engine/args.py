@@ -12,9 +12,10 @@ from vllm.platforms import current_platform
 
 from llm_service.vllm_plugin import LOAD_FORMAT
 from llm_service.vllm_plugin.overrides import tower_free
-from shared.config import CacheSettings, ModelSettings
+from shared.config import CacheSettings, ModelSettings, TelemetrySettings
 from shared.environment import temporary_environment
 from shared.model_config import PARAMS, config_file
+from shared.tracing import traces_url
 
 #: image embeddings that the connector holds or fetches at a time, bytes
 PREFETCH_BYTES = 1 << 30
@@ -31,10 +32,12 @@ ENVIRONMENT = {
 
 
 @contextmanager
-def engine_environment(model: ModelSettings) -> Iterator[None]:
+def engine_environment(model: ModelSettings, telemetry: TelemetrySettings) -> Iterator[None]:
     """The environment in which the engine's processes must be started; this process keeps only what it needs too."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if telemetry.otlp_endpoint is not None:  # vLLM would speak gRPC
+        os.environ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "http/protobuf"
     for_children = {"VLLM_CPU_KVCACHE_SPACE": str(model.language.kv_cache_gib)}
     if current_platform.is_cpu():
         # scheduler and model runner in one process, as on a GPU: one start of Python and one copy less per step
@@ -47,7 +50,12 @@ def engine_environment(model: ModelSettings) -> Iterator[None]:
         yield
 
 
-def engine_args(model: ModelSettings, cache: CacheSettings, cache_url: str) -> AsyncEngineArgs:
+def engine_args(
+    model: ModelSettings,
+    cache: CacheSettings,
+    cache_url: str,
+    telemetry: TelemetrySettings = TelemetrySettings(),  # noqa: B008 - frozen
+) -> AsyncEngineArgs:
     """Arguments of a tower-free engine for this model."""
     language = model.language
     # named, since vLLM's own guess takes Mistral's layout wherever a folder holds both
@@ -76,6 +84,7 @@ def engine_args(model: ModelSettings, cache: CacheSettings, cache_url: str) -> A
         # embeddings that travel in a request are as large as a picture; a cache of them would be a second one
         enable_log_requests=False,
         disable_log_stats=True,
+        otlp_traces_endpoint=None if telemetry.otlp_endpoint is None else traces_url(telemetry.otlp_endpoint),
         ec_transfer_config=ECTransferConfig(
             ec_connector="TowerFreeConnector",
             ec_connector_module_path="llm_service.vllm_plugin.tower_free_connector",
@@ -85,6 +94,7 @@ def engine_args(model: ModelSettings, cache: CacheSettings, cache_url: str) -> A
                 "cache_url": cache_url,
                 "prefetch_bytes": PREFETCH_BYTES,
                 "owner": os.getpid(),
+                "telemetry": telemetry.model_dump(mode="json"),
             },
         ),
     )

@@ -21,7 +21,8 @@ from llm_service.prompts import Prompt
 from llm_service.sampling import SamplingOptions
 from llm_service.vllm_plugin import register
 from llm_service.vllm_plugin.loader import check_language_tensors
-from shared.config import CacheSettings, ModelSettings
+from shared import tracing
+from shared.config import CacheSettings, ModelSettings, TelemetrySettings
 from shared.errors import ContextTooLong, EmbeddingLost, ReplicaLost, RequestError, Unavailable
 from shared.items import VisionItem
 
@@ -38,10 +39,18 @@ class LanguageEngine:
         model: what to run.
         cache: settings of the embedding cache.
         cache_url: its URL.
+        telemetry: where the engine's own spans go.
     """
 
-    def __init__(self, model: ModelSettings, cache: CacheSettings, cache_url: str) -> None:
+    def __init__(
+        self,
+        model: ModelSettings,
+        cache: CacheSettings,
+        cache_url: str,
+        telemetry: TelemetrySettings = TelemetrySettings(),  # noqa: B008 - frozen
+    ) -> None:
         self._model = model
+        self._telemetry = telemetry
         self._cache = cache
         self._cache_url = cache_url
         self._llm: AsyncLLM | None = None
@@ -60,8 +69,8 @@ class LanguageEngine:
 
     def _build(self) -> AsyncLLM:
         check_language_tensors(self._model.checkpoint)
-        with engine_environment(self._model):
-            args = engine_args(self._model, self._cache, self._cache_url)
+        with engine_environment(self._model, self._telemetry):
+            args = engine_args(self._model, self._cache, self._cache_url, self._telemetry)
             try:
                 return AsyncLLM.from_engine_args(args, stat_loggers=[self._stats.factory])
             except RuntimeError as error:  # what vLLM raises when a child process fails
@@ -91,6 +100,7 @@ class LanguageEngine:
         sampling: SamplingOptions,
         *,
         whole: bool = False,
+        trace: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """Streams the answers. Closing the iterator aborts them.
 
@@ -101,6 +111,7 @@ class LanguageEngine:
                 embedding along.
             sampling: how to sample.
             whole: one chunk per answer, when all are finished.
+            trace: ``traceparent`` of the span above the engine's.
 
         Raises:
             RequestError: the request is at fault; ContextTooLong when it does not fit.
@@ -113,8 +124,10 @@ class LanguageEngine:
         self._check_length(prompt, items, sampling)
         inputs = engine_input(prompt, items, llm.model_config.get_inputs_embeds_size())
         reader = OutputReader(sampling)
+        headers = {tracing.TRACEPARENT: trace} if trace else None
+        stream = llm.generate(inputs, sampling_params(sampling, whole=whole), request_id, trace_headers=headers)
         try:
-            async with aclosing(llm.generate(inputs, sampling_params(sampling, whole=whole), request_id)) as outputs:
+            async with aclosing(stream) as outputs:
                 async for output in outputs:
                     self._check_finish(request_id, output, items, started=reader.started)
                     for chunk in reader.chunks(output):
@@ -130,10 +143,17 @@ class LanguageEngine:
             raise Unavailable("the language engine failed on this request; try again") from error
 
     async def answer(
-        self, request_id: str, prompt: Prompt, items: Sequence[VisionItem], sampling: SamplingOptions
+        self,
+        request_id: str,
+        prompt: Prompt,
+        items: Sequence[VisionItem],
+        sampling: SamplingOptions,
+        *,
+        trace: str | None = None,
     ) -> list[Chunk]:
         """The finished answers, one chunk each; cancelling aborts them. Otherwise as :meth:`generate`."""
-        async with aclosing(self.generate(request_id, prompt, items, sampling, whole=True)) as chunks:
+        stream = self.generate(request_id, prompt, items, sampling, whole=True, trace=trace)
+        async with aclosing(stream) as chunks:
             return [chunk async for chunk in chunks]
 
     async def check_health(self) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
@@ -18,8 +19,9 @@ from llm_service.vllm_plugin.connector_base import PrefetchingConnector
 from llm_service.vllm_plugin.parent import die_with_parent
 from llm_service.vllm_plugin.prefetch import Lost, Need, Prefetcher
 from llm_service.vllm_plugin.processing import EMBEDDING, GRID
+from shared import tracing
 from shared.cache import EmbeddingCache
-from shared.config import CacheSettings
+from shared.config import CacheSettings, TelemetrySettings
 from shared.records import Buffer, decode_record
 
 if TYPE_CHECKING:
@@ -31,7 +33,10 @@ logger = logging.getLogger(__name__)
 
 
 class TowerFreeConnector(PrefetchingConnector):
-    """See the module. Extra configuration: ``cache`` (settings), ``cache_url``, ``prefetch_bytes``, ``owner`` (pid)."""
+    """See the module.
+
+    Extra configuration: ``cache`` and ``telemetry`` (settings), ``cache_url``, ``prefetch_bytes``, ``owner`` (pid).
+    """
 
     def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
         super().__init__(vllm_config, role)
@@ -45,11 +50,16 @@ class TowerFreeConnector(PrefetchingConnector):
                 die_with_parent(extra.get("owner"))
             self._cache = EmbeddingCache(CacheSettings(**extra["cache"]), extra["cache_url"])
             self._prefetcher = Prefetcher(self._fetch, extra["prefetch_bytes"])
+            tracing.configure(TelemetrySettings(**extra["telemetry"]), "engine")
+            #: request → since when it waits for embeddings, seconds
+            self._since: dict[str, float] = {}
 
     def _available(self, request: Request, ahead: Sequence[int]) -> bool:
         owner = request.request_id
         remote = {index: feature for index, feature in enumerate(request.mm_features) if not _inline(feature)}
         needs = [self._need(remote[index]) for index in ahead if index in remote]
+        if needs:
+            self._since.setdefault(owner, time.perf_counter())
         try:
             if not self._prefetcher.ready(owner, needs):
                 return False
@@ -59,7 +69,15 @@ class TowerFreeConnector(PrefetchingConnector):
             return False
         # prefix-cached images may be needed again after a preemption
         self._prefetcher.keep(owner, (feature.identifier for feature in remote.values()))
+        if (since := self._since.pop(owner, None)) is not None:
+            trace = (request.trace_headers or {}).get(tracing.TRACEPARENT)
+            tracing.past("cache.get", time.perf_counter() - since, parent=trace)
         return True
+
+    def request_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
+        """Forgets the request."""
+        self._since.pop(request.request_id, None)
+        return super().request_finished(request)
 
     def _need(self, feature: MultiModalFeatureSpec) -> Need:
         assert feature.data is not None

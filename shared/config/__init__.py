@@ -26,6 +26,7 @@ from shared.config.service import (
     LocalSettings,
     LogSettings,
     RaySettings,
+    TelemetrySettings,
     TenantSettings,
 )
 from shared.config.tree import ENV_PREFIX, Settings, load_settings
@@ -54,6 +55,7 @@ __all__ = [
     "Seconds",
     "Section",
     "Settings",
+    "TelemetrySettings",
     "TenantSettings",
     "load_settings",
 ]

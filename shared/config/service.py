@@ -180,6 +180,19 @@ class LogSettings(Section):
     json_lines: bool = False
 
 
+class TelemetrySettings(Section):
+    """OpenTelemetry traces.
+
+    Attributes:
+        otlp_endpoint: base URL of a collector that takes OTLP over HTTP, as ``http://collector:4318``; None for no
+            traces. Headers for it come from ``OTEL_EXPORTER_OTLP_HEADERS``, so that no secret stands in the file.
+        sample_ratio: share of requests that are traced, 0 to 1; a client's own ``traceparent`` decides for itself.
+    """
+
+    otlp_endpoint: str | None = Field(None, pattern=r"^https?://")
+    sample_ratio: float = Field(1.0, ge=0, le=1)
+
+
 class JobSettings(Section):
     """How captioning jobs flow through Ray Data.
 

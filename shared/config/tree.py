@@ -18,6 +18,7 @@ from shared.config.service import (
     JobSettings,
     LogSettings,
     RaySettings,
+    TelemetrySettings,
 )
 from shared.errors import ConfigError
 
@@ -38,6 +39,7 @@ class Settings(BaseSettings):
     ray: RaySettings = RaySettings()
     jobs: JobSettings = JobSettings()
     log: LogSettings = LogSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
     @classmethod
     def settings_customise_sources(

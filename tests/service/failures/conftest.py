@@ -26,11 +26,18 @@ class CrashingEncoder(EncoderReplica):
     """The real replica, whose process is killed as soon as it gets a poisoned file."""
 
     async def encode(
-        self, data: bytes, request_id: str, salt: str | None, inline: bool, again: bool, batch: bool = False
+        self,
+        data: bytes,
+        request_id: str,
+        salt: str | None,
+        inline: bool,
+        again: bool,
+        batch: bool = False,
+        trace: str | None = None,
     ) -> VisionItem:
         if data.endswith(POISON):
             os.kill(os.getpid(), signal.SIGKILL)
-        return await super().encode(data, request_id, salt, inline, again, batch)
+        return await super().encode(data, request_id, salt, inline, again, batch, trace)
 
 
 @dataclass

@@ -67,7 +67,7 @@ def long_answer(seed: int) -> dict[str, Any]:
 
 @contextmanager
 def load(url: str, clients: int = 4) -> Iterator[Outcome]:
-    """Asks for the length of a ``with`` block: long streams about known pictures, and short questions about new ones."""
+    """Asks for the length of a ``with`` block: long streams about known pictures, short questions about new ones."""
     expected = {seed: streamed(url, long_answer(seed)) for seed in KNOWN}
     outcome, stop, fresh = Outcome(), threading.Event(), itertools.count(50_000)
 
