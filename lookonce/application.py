@@ -52,13 +52,15 @@ def language_name(model: ModelSettings) -> str:
     return f"language:{model.name}"
 
 
-def build(settings: Settings, cache_url: str) -> Application:
+def build(settings: Settings, cache_url: str, front: Settings | None = None) -> Application:
     """The application, ready for ``serve.run``.
 
     Args:
         settings: the whole tree.
         cache_url: URL of the embedding cache, the same for every replica.
+        front: settings of the ingress, while it still knows others than the pools.
     """
+    front = front or settings
     pools = []
     common = _common(settings)
     for model in settings.models:
@@ -76,16 +78,16 @@ def build(settings: Settings, cache_url: str) -> Application:
         pools.append(language.bind(settings, model, cache_url))
 
     def asgi() -> FastAPI:  # Serve wants a plain function here
-        return build_ingress(settings, cache_url)
+        return build_ingress(front, cache_url)
 
     ingress = serve.deployment(
         serve.ingress(asgi)(),
         name=INGRESS,
-        num_replicas=settings.http.replicas,
-        max_ongoing_requests=settings.http.max_concurrent + 16,  # room for health checks and metrics under full load
+        num_replicas=front.http.replicas,
+        max_ongoing_requests=front.http.max_concurrent + 16,  # room for health checks and metrics under full load
         ray_actor_options={"num_cpus": 0},
         max_surge_percent=100,
-    ).options(**common, **_version(ingress_parts(settings, cache_url)))
+    ).options(**_common(front), **_version(ingress_parts(front, cache_url)))
     return ingress.bind(*pools)
 
 

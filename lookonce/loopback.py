@@ -11,8 +11,6 @@ from typing import Any
 
 from shared.environment import temporary_environment
 
-#: for Ray's runtime environment: what every worker calls before it does anything else
-WORKER_HOOK = "lookonce.loopback.close_replica_port"
 EVERYWHERE = "[::]:"
 
 

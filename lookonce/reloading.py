@@ -49,6 +49,7 @@ def _replica_parts(settings: Settings, model: ModelSettings, cache_url: str) -> 
         "cache": settings.cache.model_dump(),
         "cache_url": cache_url,
         "log": settings.log.model_dump(),
+        "telemetry": settings.telemetry.model_dump(),
         "name": model.name,
         "checkpoint": model.checkpoint,
     }

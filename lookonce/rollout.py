@@ -39,7 +39,11 @@ def reload(service: Service, new: Settings, report: Report = lambda _: None) -> 
     if old.ray.address is None:  # a cluster may add nodes
         _check_room(new, changed)
     report("Replacing replicas of " + ", ".join(changed) if changed else "No replica needs to be replaced")
+    names = {model.name for model in new.models}
+    both = new.model_copy(update={"models": (*new.models, *(m for m in old.models if m.name not in names))})
     try:
+        # first the pools, so that no request meets an ingress whose pools do not follow
+        deploy(both, service.cache_url, front=old)
         deploy(new, service.cache_url)
     except Unavailable as error:
         report("The new replicas did not start; going back")

@@ -19,7 +19,8 @@ from types import FrameType
 
 import psutil
 
-from lookonce.loopback import WORKER_HOOK, ray_on_loopback
+from lookonce.loopback import ray_on_loopback
+from lookonce.worker import WORKER_HOOK
 from shared import metrics
 from shared.cache.local import remove_unused
 from shared.config import Settings
@@ -98,6 +99,13 @@ def check_models(settings: Settings) -> None:
             )
 
 
+def _check_cache(settings: Settings) -> None:
+    if settings.ray.address and settings.cache.url is None:
+        raise ConfigError(
+            "a private Redis serves one machine; with ray.address set cache.url to a Redis that all nodes reach"
+        )
+
+
 @dataclass(frozen=True)
 class Service:
     """A service that runs.
@@ -135,6 +143,7 @@ def service(settings: Settings, report: Report = lambda _: None) -> Iterator[Ser
     if settings.http.port == 0:
         settings = settings.model_copy(update={"http": settings.http.model_copy(update={"port": free_port()})})
     check_models(settings)
+    _check_cache(settings)
     check_port(settings.http.host, settings.http.port)
     with ExitStack() as stack:
         stack.callback(remove_unused)  # last: Ray kills replicas, which then cannot leave their node's tier
@@ -173,6 +182,7 @@ def _private_redis(stack: ExitStack, settings: Settings, folder: Path, report: R
 
 def _start_ray(stack: ExitStack, settings: Settings, folder: Path, report: Report) -> None:
     import ray
+    from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
     prometheus = folder / "prometheus"
     prometheus.mkdir()
@@ -207,6 +217,9 @@ def _start_ray(stack: ExitStack, settings: Settings, folder: Path, report: Repor
         # what every process of the run inherits
         stack.enter_context(temporary_environment({RUN_VARIABLE: str(folder), "TMPDIR": str(temporary)}))
         stack.enter_context(ray_on_loopback())
+    else:
+        # unlike ray start, ray.init does not look for the cluster's token by itself
+        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     ray.init(
         address=address or "local",
         namespace="lookonce",
@@ -231,8 +244,13 @@ def _start_serve(stack: ExitStack, settings: Settings, cache_url: str, report: R
     deploy(settings, cache_url)
 
 
-def deploy(settings: Settings, cache_url: str) -> None:
+def deploy(settings: Settings, cache_url: str, front: Settings | None = None) -> None:
     """Gives Serve the application, for the first time or with other settings, and waits until it runs.
+
+    Args:
+        settings: of the pools.
+        cache_url: URL of the embedding cache.
+        front: of the ingress, where they are others.
 
     Raises:
         Unavailable: replicas did not start; those of earlier settings go on.
@@ -242,7 +260,7 @@ def deploy(settings: Settings, cache_url: str) -> None:
     from lookonce.application import APPLICATION, build
 
     try:
-        serve.run(build(settings, cache_url), name=APPLICATION, route_prefix="/")
+        serve.run(build(settings, cache_url, front), name=APPLICATION, route_prefix="/")
     except RuntimeError as error:
         raise Unavailable(f"the service did not start: {_replica_error(APPLICATION)}") from error
 

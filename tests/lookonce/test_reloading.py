@@ -45,6 +45,7 @@ def with_value(section: Any, steps: list[str], value: Any) -> Any:
         ("images.max_pixels", 7, [ENCODER, INGRESS]),
         ("cache.timeout", 7.0, [ENCODER, LANGUAGE, INGRESS]),
         ("log.level", "debug", [ENCODER, LANGUAGE, INGRESS]),
+        ("telemetry.sample_ratio", 0.5, [ENCODER, LANGUAGE, INGRESS]),
         ("jobs.readers", 7, []),
     ],
 )
