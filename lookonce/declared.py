@@ -1,7 +1,7 @@
 """The application for those who declare it to Ray instead of running ``lookonce serve``: KubeRay and ``serve deploy``.
 
-``import_path: lookonce.declared:application`` with ``args: {config: /etc/lookonce/served.yaml}``. Ray's own settings then
-come from the cluster; ``ray``, ``http.host`` and ``http.port`` of the file are not looked at.
+``import_path: lookonce.declared:application`` with ``args: {config: /etc/lookonce/served.yaml}``. Ray's own settings
+then come from the cluster; ``ray``, ``http.host`` and ``http.port`` of the file are not looked at.
 """
 
 from __future__ import annotations

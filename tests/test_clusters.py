@@ -77,7 +77,7 @@ def test_the_launchers_comments_are_commands_that_exist() -> None:
 
 
 def test_the_manifest_declares_our_application_to_serve() -> None:
-    """Serve's own schema reads it; the builder exists, and makes the application under the name that handles ask for."""
+    """Serve's own schema reads it; the builder exists, and the name is the one that handles ask for."""
     schema = ServeDeploySchema.model_validate(SERVE)
     (declared,) = schema.applications
     assert declared.name == APPLICATION

@@ -73,7 +73,8 @@ def test_a_new_picture_leaves_a_span_of_every_step_in_every_process(
     roles = {found[name].process.partition(":")[0].partition("-")[0] for name in ("fetch", "encode", "generate")}
     assert roles == {"ingress", "encoder", "language"}
     for name in ("POST /v1/chat/completions", "encode", "generate"):
-        assert found[name].attributes["request_id"] == f"traced-{8000 + stream}"
+        # a language replica's is followed by the number of the try
+        assert found[name].attributes["request_id"].startswith(f"traced-{8000 + stream}")
     assert found["POST /v1/chat/completions"].attributes["http.response.status_code"] == 200
     assert found["lookup"].attributes["found"] is False
     assert found["generate"].attributes["completion_tokens"] == 8
