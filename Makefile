@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/demo.yaml
 
-.PHONY: help setup demo serve test test-slow test-gpu chaos bench bench-encoder bench-mrope bench-cache bench-captioning bench-ingress bench-e2e capacity lint format clean
+.PHONY: help setup demo serve test test-slow test-gpu chaos bench bench-encoder bench-mrope bench-cache bench-captioning bench-ingress bench-autoscaling bench-e2e capacity lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -46,6 +46,9 @@ bench-captioning: setup  ## captioning jobs beside each pool alone and a plain v
 
 bench-ingress: setup  ## text-only requests through our ingress and through vllm serve, in turns
 	@$(BIN)/python -m benchmarks.ingress
+
+bench-autoscaling: setup  ## a recorded load, 1 to 50 clients and back, with a time line of both pools
+	@$(BIN)/python -m benchmarks.autoscaling
 
 bench-e2e: setup  ## the service beside a monolithic vllm serve; BENCH_E2E=--quick for a smoke test
 	@$(BIN)/python -m benchmarks.e2e $(BENCH_E2E)

@@ -133,9 +133,9 @@ def test_mounts_exist_and_nobody_runs_as_root() -> None:
         assert {mount["name"] for mount in container["volumeMounts"]} <= {volume["name"] for volume in pod["volumes"]}
         assert "/etc/lookonce" in {mount["mountPath"] for mount in container["volumeMounts"]}
     containers = [container for pod in groups() for container in pod["containers"]]
-    containers += [
-        c for d in DOCUMENTS if d["kind"] == "Deployment" for c in d["spec"]["template"]["spec"]["containers"]
-    ]
+    for document in DOCUMENTS:
+        if document["kind"] == "Deployment":
+            containers += document["spec"]["template"]["spec"]["containers"]
     for container in containers:
         assert container["securityContext"]["runAsNonRoot"] is True
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}

@@ -19,7 +19,12 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+#: for Ray and Kubernetes, not for us; held against their schemas in tests/test_clusters.py
+OTHERS = ("ray-cluster.yaml", "kuberay.yaml")
+SHIPPED = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if path.name not in OTHERS]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_every_shipped_configuration_loads(path: Path) -> None:
     assert load_settings(path).models
 
