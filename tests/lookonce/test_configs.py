@@ -1,4 +1,4 @@
-"""Every file in ``configs/``: it loads, its model is of a known family and layout, and its numbers fit that model."""
+"""Every settings file in ``configs/``: it loads, its model is of a known family and layout, and its numbers fit that model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from tools.checkpoints.pixtral import write_pixtral
 from tools.checkpoints.radio import Shape, write_radio
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
-SHIPPED = sorted(CONFIGS.glob("*.yaml"))
+#: read by Ray and Kubernetes, not by us
+CLUSTERS = {"kuberay.yaml", "ray-cluster.yaml"}
+SHIPPED = [path for path in sorted(CONFIGS.glob("*.yaml")) if path.name not in CLUSTERS]
 
 
 def edited(folder: Path, change: Callable[[dict[str, Any]], object], file: str = "config.json") -> Path:
