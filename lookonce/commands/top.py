@@ -4,71 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import httpx
 import typer
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
 from lookonce.client import KEY_VARIABLE
-from shared.errors import LookonceError, Unavailable
-
-Labels = frozenset[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class Sight:
-    """One look at a service.
-
-    Attributes:
-        at: seconds, on the monotonic clock.
-        status: body of ``/v1/status``.
-        samples: of ``/metrics``, by name, then labels.
-    """
-
-    at: float
-    status: dict[str, Any]
-    samples: dict[str, dict[Labels, float]] = field(default_factory=dict)
-
-    def total(self, name: str, **labels: str) -> float:
-        """Sum over the samples that carry these labels."""
-        wanted = set(labels.items())
-        return sum(value for found, value in self.samples.get(name, {}).items() if wanted <= found)
-
-    def quantile(self, before: Sight | None, name: str, share: float, **labels: str) -> float | None:
-        """Upper bound, seconds, of the bucket in which a share of what came since ``before`` ends; None for nothing."""
-        wanted, counts = set(labels.items()), dict[float, float]()
-        earlier = {} if before is None else before.samples.get(f"{name}_bucket", {})
-        for found, value in self.samples.get(f"{name}_bucket", {}).items():
-            if wanted <= found:
-                bound = float(dict(found)["le"])
-                counts[bound] = counts.get(bound, 0.0) + value - earlier.get(found, 0.0)
-        total = max(counts.values(), default=0.0)
-        return next((bound for bound in sorted(counts) if counts[bound] >= share * total), None) if total else None
-
-
-def look(client: httpx.Client) -> Sight:
-    """Asks a service.
-
-    Raises:
-        Unavailable: it does not answer, or wants an administrator's key.
-    """
-    try:
-        status, metrics = client.get("/v1/status"), client.get("/metrics")
-    except httpx.TransportError as error:
-        raise Unavailable(f"no service at {client.base_url}: {error}") from error
-    for response in (status, metrics):
-        if response.status_code != httpx.codes.OK:
-            raise Unavailable(f"{response.url} answers {response.status_code}; set {KEY_VARIABLE} to an admin's key")
-    samples: dict[str, dict[Labels, float]] = {}
-    for family in text_string_to_metric_families(metrics.text):
-        for sample in family.samples:
-            samples.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
-    return Sight(time.monotonic(), status.json(), samples)
+from lookonce.commands.sight import Sight, look, traffic
+from lookonce.commands.top_lines import lines
+from shared.errors import LookonceError
 
 
 def view(now: Sight, before: Sight | None) -> Group:
@@ -103,22 +52,13 @@ def _pool(pool: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _requests(model: str, now: Sight, before: Sight | None) -> list[str]:
-    def rate(name: str, **labels: str) -> float:
-        if before is None:
-            return 0.0
-        return (now.total(name, **labels) - before.total(name, **labels)) / max(now.at - before.at, 1e-9)
-
-    labels = {dict(found)["status"] for found in now.samples.get("lookonce_requests_total", {})}
-    errors = sum(rate("lookonce_requests_total", model=model, status=s) for s in labels if s >= "400")
-    images = rate("lookonce_images_total", model=model)
-    cached = rate("lookonce_images_total", model=model, source="cache")
-    times = [now.quantile(before, "lookonce_request_seconds", share, model=model) for share in (0.5, 0.99)]
+    asked = traffic(model, now, before)
     return [
-        f"{rate('lookonce_requests_total', model=model):.1f}",
-        f"{errors:.1f}",
-        *("" if seconds is None else f"≤ {seconds:g} s" for seconds in times),
-        f"{images:.1f}",
-        f"{cached / images:.0%}" if images else "",
+        f"{asked.requests:.1f}",
+        f"{asked.errors:.1f}",
+        *("" if seconds is None else f"≤ {seconds:g} s" for seconds in (asked.median, asked.slowest)),
+        f"{asked.images:.1f}",
+        "" if asked.cached is None else f"{asked.cached:.0%}",
     ]
 
 
@@ -127,24 +67,44 @@ def top(
     every: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Look twice, print, and end.")] = False,
 ) -> None:
-    """Show pools, rates and cache of a running service until Ctrl-C."""
+    """Show pools, rates and cache of a running service until Ctrl-C; without a terminal, as lines of key=value."""
     console, key = Console(), os.environ.get(KEY_VARIABLE)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         with httpx.Client(base_url=url, headers=headers, timeout=10, trust_env=False) as client:
-            before = look(client)
-            if once:
-                time.sleep(every)
-                console.print(view(look(client), before))
-                return
-            with Live(view(before, None), console=console, screen=True) as live:
-                while True:
-                    time.sleep(every)
-                    now = look(client)
-                    live.update(view(now, before), refresh=True)
-                    before = now
+            if not console.is_terminal:
+                _print_lines(client, every, once)
+            elif once:
+                console.print(view(*next(_looks(client, every))))
+            else:
+                with Live(view(look(client), None), console=console, screen=True) as live:
+                    for now, before in _looks(client, every):
+                        live.update(view(now, before), refresh=True)
     except KeyboardInterrupt:
         return
     except LookonceError as error:
         Console(stderr=True).print(f"[red]error:[/] {error.message}", highlight=False)
         raise typer.Exit(1) from error
+
+
+def _looks(client: httpx.Client, every: float) -> Iterator[tuple[Sight, Sight]]:
+    """A look and the one before it, for ever."""
+    before = look(client)
+    while True:
+        time.sleep(every)
+        now = look(client)
+        yield now, before
+        before = now
+
+
+def _print_lines(client: httpx.Client, every: float, once: bool) -> None:
+    """For whatever reads a pipe, as soon as they are there; ends when nobody reads any more."""
+    for now, before in _looks(client, every):
+        at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        try:
+            print("\n".join(lines(now, before, at)), flush=True)
+        except BrokenPipeError:  # `| head` has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes again at its end
+            return
+        if once:
+            return

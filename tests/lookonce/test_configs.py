@@ -1,4 +1,4 @@
-"""Every settings file in ``configs/``: it loads, its model is of a known family and layout, and its numbers fit that model."""
+"""Every settings file in ``configs/``: it loads, its model is of a known family, and its numbers fit that model."""
 
 from __future__ import annotations
 

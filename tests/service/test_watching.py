@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from lookonce.commands.top import look, view
-from tests.service.conftest import MODEL, image_part, random_png, text_part, user
+from lookonce.commands.sight import look
+from lookonce.commands.top import view
+from tests.service.conftest import MODEL, ROOT, image_part, random_png, text_part, user
 from tests.test_watching import expressions, metrics_of
 
 
@@ -46,6 +50,23 @@ def test_top_shows_pools_rates_and_cache(used: str) -> None:
     assert "patches waiting" in shown
     assert "KV cache" in shown
     assert "cache:" in shown
+
+
+def test_top_without_a_terminal_writes_lines_until_nobody_reads(used: str) -> None:
+    command = [sys.executable, "-m", "lookonce.cli", "top", "--url", used, "--every", "0.2"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = [process.stdout.readline() for _ in range(4)]
+        process.stdout.close()
+        assert process.wait(30) == 0, process.stderr and process.stderr.read()
+    fields = [dict(word.split("=", 1) for word in line.split()) for line in found]
+    assert [line.get("model") for line in fields] == [MODEL, None, MODEL, None]
+    assert all(line["at"].endswith("Z") for line in fields)
+    for line in fields[::2]:
+        assert {"requests_per_second", "errors_per_second", "encoder.waiting_patches"} <= line.keys()
+        assert (line["language.replicas"], line["language.running"]) == ("1", "0")
+    assert fields[1]["cache"] == "reachable"
+    assert int(fields[1]["keys"]) >= 2
 
 
 def test_a_service_that_runs_is_ready(service: str) -> None:
