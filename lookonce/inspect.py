@@ -192,6 +192,8 @@ def kv_bytes(config: Mapping[str, Any], value_bytes: int) -> int | None:
         return next((text[name] for name in names if isinstance(text.get(name), int)), None)
 
     layers, heads = first("num_hidden_layers", "n_layers"), first("num_attention_heads", "n_heads")
+    if isinstance(pattern := text.get("hybrid_override_pattern"), str):
+        layers = pattern.count("*")  # the others keep a state per sequence, or nothing
     keys = first("num_key_value_heads", "n_kv_heads") or heads
     width = first("hidden_size", "dim")
     head = first("head_dim") or (width // heads if width and heads else None)

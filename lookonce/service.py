@@ -26,7 +26,7 @@ from shared.cache.local import remove_unused
 from shared.config import Settings
 from shared.environment import temporary_environment
 from shared.errors import ConfigError, Unavailable
-from shared.families import RADIO, family_of, read_config
+from shared.families import family_of, read_config
 from shared.local_redis import LocalRedis
 
 Report = Callable[[str], None]
@@ -83,7 +83,7 @@ def check_models(settings: Settings) -> None:
     """Refuses models that cannot be served, before anything is started. An encoder alone gives embeddings.
 
     Raises:
-        ConfigError: no such folder, or a chat model whose language half no engine here runs.
+        ConfigError: no such folder.
         CheckpointError: a folder whose configuration is of no known family.
     """
     for model in settings.models:
@@ -91,12 +91,7 @@ def check_models(settings: Settings) -> None:
             if settings.ray.address:  # another machine's folder, perhaps
                 continue
             raise ConfigError(f"model {model.name}: there is no folder {model.checkpoint}; set its checkpoint")
-        family = family_of(read_config(model.checkpoint), model.checkpoint)
-        if family.language_architecture is None and family is not RADIO:
-            raise ConfigError(
-                f"model {model.name}: family {family.name} has no language model that can be served; "
-                "lookonce inspect tells what the folder holds"
-            )
+        family_of(read_config(model.checkpoint), model.checkpoint)
 
 
 def _check_cache(settings: Settings) -> None:

@@ -40,6 +40,7 @@ class Family:
         image_token: the token that stands for one embedding row in the prompt.
         language_architecture: the text model, as the language engine names it; None for encoders alone, and then
             whatever concerns prompts and language is left out.
+        hybrid: whether the text model has Mamba layers beside attention.
         language_prefixes: checkpoint prefixes of the language model with what replaces them, first match wins.
         tower_roots: what stands before those parts; checkpoints differ in it.
         vision_model_type: ``model_type`` in ``vision_config``, where the family's own name says too little.
@@ -60,6 +61,7 @@ class Family:
     image_text: str = ""
     image_token: str = ""
     language_architecture: str | None = None
+    hybrid: bool = False
     language_prefixes: tuple[tuple[str, str], ...] = ()
     tower_roots: tuple[str, ...] = ("",)
     vision_model_type: str | None = None

@@ -124,7 +124,7 @@ LLAMA_NEMOTRON = Family(
     language_prefixes=(("language_model.", ""),),
 )
 
-#: its language half is a hybrid of attention and Mamba layers, which the language engine here does not run
+#: its text model has layers of attention and of Mamba
 NEMOTRON_NANO = Family(
     name="nemotron-nano",
     model_type="NemotronH_Nano_VL_V2",
@@ -132,4 +132,11 @@ NEMOTRON_NANO = Family(
     tower_parts=("vision_model.", "mlp1.", "vision_projector."),
     size_rule=_nano_rule,
     max_tokens=lambda config: _nano_rule(config).max_tokens,
+    image_text="<image>",
+    image_token="<image>",
+    around=("<img>", "</img>"),
+    language_architecture="NemotronHForCausalLM",
+    hybrid=True,
+    stacked=(("q_proj", "k_proj", "v_proj"),),
+    language_prefixes=(("language_model.", ""),),
 )

@@ -14,7 +14,9 @@ from llm_service.vllm_plugin import LOAD_FORMAT
 from llm_service.vllm_plugin.overrides import tower_free
 from shared.config import CacheSettings, ModelSettings, TelemetrySettings
 from shared.environment import temporary_environment
-from shared.model_config import PARAMS, config_file
+from shared.families import family_of, read_config
+from shared.model_config import PARAMS, Config, config_file
+from shared.radio import language as text_config
 from shared.tracing import traces_url
 
 #: image embeddings that the connector holds or fetches at a time, bytes
@@ -58,6 +60,8 @@ def engine_args(
 ) -> AsyncEngineArgs:
     """Arguments of a tower-free engine for this model."""
     language = model.language
+    config = read_config(model.checkpoint)
+    hybrid = family_of(config).hybrid
     # named, since vLLM's own guess takes Mistral's layout wherever a folder holds both
     layout = "mistral" if config_file(model.checkpoint) == PARAMS else "hf"
     return AsyncEngineArgs(
@@ -73,8 +77,10 @@ def engine_args(
         max_num_seqs=language.max_num_seqs,
         max_num_batched_tokens=language.max_num_batched_tokens,
         gpu_memory_utilization=language.gpu_memory_utilization,
+        mamba_ssm_cache_dtype=_state_dtype(config) if hybrid else "auto",
         enforce_eager=language.enforce_eager,
-        enable_prefix_caching=language.prefix_caching,
+        # vLLM's CPU kernels of Mamba give no states from inside a prompt
+        enable_prefix_caching=language.prefix_caching and not hybrid,
         enable_chunked_prefill=True,
         seed=language.seed,
         worker_extension_cls="llm_service.vllm_plugin.worker.WorkerExtension",
@@ -98,3 +104,8 @@ def engine_args(
             },
         ),
     )
+
+
+def _state_dtype(config: Config) -> str:
+    """Of Mamba states: the checkpoint's, or float32. By itself vLLM knows that for its own architectures only."""
+    return str(text_config(config).get("mamba_ssm_cache_dtype") or "float32")

@@ -16,7 +16,15 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from vllm.config import VllmConfig
-from vllm.model_executor.models.interfaces import SupportsLoRA, SupportsMRoPE, SupportsMultiModal, SupportsPP
+from vllm.model_executor.models import ModelRegistry
+from vllm.model_executor.models.interfaces import (
+    HasInnerState,
+    IsHybrid,
+    SupportsLoRA,
+    SupportsMRoPE,
+    SupportsMultiModal,
+    SupportsPP,
+)
 from vllm.model_executor.models.module_mapping import MultiModelKeys
 from vllm.model_executor.models.utils import (
     AutoWeightsLoader,
@@ -173,12 +181,37 @@ class TowerFreeMRoPEModel(TowerFreeModel, SupportsMRoPE):
         return torch.from_numpy(rows), delta
 
 
+class TowerFreeHybridModel(TowerFreeModel, HasInnerState, IsHybrid):
+    """The same with Mamba layers, whose states the text model's own class describes."""
+
+    @classmethod
+    def _text_class(cls) -> Any:
+        return ModelRegistry.models[str(cls.family.language_architecture)].load_model_cls()
+
+    @classmethod
+    def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> Any:
+        """Shapes of a sequence's states."""
+        text = vllm_config.with_hf_config(vllm_config.model_config.hf_config.get_text_config())
+        return cls._text_class().get_mamba_state_shape_from_config(text)
+
+    @classmethod
+    def get_mamba_state_dtype_from_config(cls, vllm_config: VllmConfig) -> Any:
+        """Dtypes of a sequence's states."""
+        text = vllm_config.with_hf_config(vllm_config.model_config.hf_config.get_text_config())
+        return cls._text_class().get_mamba_state_dtype_from_config(text)
+
+    @classmethod
+    def get_mamba_state_copy_func(cls) -> Any:
+        """How the prefix cache copies states."""
+        return cls._text_class().get_mamba_state_copy_func()
+
+
 _processing = MULTIMODAL_REGISTRY.register_processor(TowerFreeProcessor, info=TowerFreeInfo, dummy_inputs=NoDummies)
 
 
 def tower_free_class(family: Family) -> type[TowerFreeModel]:
-    """The class that vLLM builds for a family: the same for all, with one row of positions or three."""
-    base = TowerFreeModel if family.grid_origin is None else TowerFreeMRoPEModel
+    """The class that vLLM builds for a family: the same for all, but for M-RoPE's positions and Mamba's states."""
+    base = TowerFreeHybridModel if family.hybrid else TowerFreeMRoPEModel if family.grid_origin else TowerFreeModel
     body = {"family": family, "__module__": __name__, "__doc__": base.__doc__}
     return _processing(new_class(architecture(family), (base,), exec_body=lambda namespace: namespace.update(body)))
 

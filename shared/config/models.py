@@ -119,7 +119,7 @@ class LanguageSettings(PoolSettings):
         gpu_memory_utilization: share of the GPU that vLLM may take.
         kv_cache_gib: size of the KV cache on CPU, GiB.
         enforce_eager: no compilation and no CUDA graphs in the engine: starts faster, decodes slower.
-        prefix_caching: vLLM's prefix cache.
+        prefix_caching: vLLM's prefix cache; models with Mamba layers run without it.
         seed: seed of the engine.
         target_ongoing: running and waiting requests per replica that autoscaling aims at.
         target_kv_use: share of the KV cache in use per replica that autoscaling aims at, 0 to 1.

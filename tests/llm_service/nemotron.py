@@ -1,4 +1,4 @@
-"""vLLM's monolithic Llama-Nemotron with vLLM's own RADIO inside, where the published model runs code of its folder."""
+"""vLLM's monolithic Nemotrons with vLLM's own RADIO inside, where the published model runs code of its folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 from vllm.model_executor.models import ModelRegistry
+from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 from vllm.model_executor.models.internvl import BaseInternVLDummyInputsBuilder, BaseInternVLMultiModalProcessor
+from vllm.model_executor.models.nano_nemotron_vl import (
+    NanoNemotronVLDummyInputsBuilder,
+    NanoNemotronVLMultiModalProcessor,
+    NanoNemotronVLProcessingInfo,
+    NemotronH_Nano_VL_V2,
+)
 from vllm.model_executor.models.nemotron_vl import LlamaNemotronVLChatModel, NemotronVLProcessingInfo
 from vllm.model_executor.models.radio import RadioModel
 from vllm.multimodal import MULTIMODAL_REGISTRY
@@ -69,14 +76,33 @@ class Monolith(LlamaNemotronVLChatModel):
         return super().load_weights(weights) | {name for name, _ in self.named_parameters() if ".ls" in name}
 
 
+@MULTIMODAL_REGISTRY.register_processor(
+    NanoNemotronVLMultiModalProcessor, info=NanoNemotronVLProcessingInfo, dummy_inputs=NanoNemotronVLDummyInputsBuilder
+)
+class NanoMonolith(NemotronH_Nano_VL_V2):
+    """With a tower of the small checkpoint's sizes, and float32 where vLLM's casts to bfloat16 whatever the dtype."""
+
+    def extract_feature(self, pixel_values: torch.Tensor, num_frames: int | None = None) -> torch.Tensor:
+        _, features = self.vision_model(pixel_values)
+        side = pixel_values.shape[-1] // self.patch_size
+        features = self.pixel_shuffle(features.reshape(len(features), side, side, -1), self.downsample_ratio)
+        return self.mlp1(features.flatten(1, 2))
+
+    def get_vit_model_from_radio_config(self, hf_config: Any) -> RadioModel:
+        return RadioModel(config=small_radio(hf_config.vision_config))
+
+
 def register(*, raw_pixels: bool = False) -> None:
-    """Takes the place of vLLM's class; before any engine is made.
+    """Takes the place of vLLM's classes; before any engine is made.
 
     Args:
         raw_pixels: tiles come from vLLM's own processor and not, normalised, from ours.
     """
     Monolith.raw_pixels = raw_pixels
     ModelRegistry.register_model("Llama_Nemotron_Nano_VL", Monolith)
+    ModelRegistry.register_model("NemotronH_Nano_VL_V2", NanoMonolith)
+    # vLLM's own rule for the dtype of Mamba states goes by the architecture's name, which stays
+    assert "NemotronH_Nano_VL_V2" in MODELS_CONFIG_MAP
 
 
 def image_item(image: Embedded, side: int, checkpoint: str) -> MultiModalKwargsItem:

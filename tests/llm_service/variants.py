@@ -106,7 +106,7 @@ def monolith_input(case: Case, run: Run) -> Any:
         return tokens_input(case.token_ids)
     family = _family(run)
     side = size_rule(Path(run.checkpoint)).patch_size
-    if family.name == "llama-nemotron":
+    if family.around:
         from tests.llm_service import nemotron
 
         fields = [nemotron.image_item(image, side, run.checkpoint) for image in images]
@@ -186,7 +186,7 @@ def main(plan_path: str, result_path: str) -> None:
     register()
     plan = json.loads(Path(plan_path).read_text())
     cases = [Case(**case) for case in plan["cases"]]
-    if any(_family(Run(**entry)).name == "llama-nemotron" for entry in plan["runs"]):
+    if any(_family(Run(**entry)).around for entry in plan["runs"]):
         from tests.llm_service import nemotron  # brings torchvision along
 
         nemotron.register()

@@ -12,7 +12,7 @@ import pytest
 from encoder_service.checkpoints import LAYOUTS, check_encoder
 from lookonce.service import check_models
 from shared.config import load_settings
-from shared.errors import ConfigError
+from shared.errors import CheckpointError, ConfigError
 from shared.families import context_length, family_of, read_config, size_rule
 from tools.checkpoints.isaac import write_isaac
 from tools.checkpoints.pixtral import write_pixtral
@@ -97,7 +97,7 @@ def test_every_published_model_has_its_file() -> None:
 
 
 def test_models_that_cannot_answer_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    """A language half that no engine here runs, a folder that is not there: one sentence, at once."""
+    """A folder that is not there, a model of no known family: one sentence, at once."""
 
     def settings(checkpoint: Path) -> Any:
         path = tmp_path / "settings.yaml"
@@ -106,7 +106,10 @@ def test_models_that_cannot_answer_are_refused_before_anything_starts(tmp_path: 
 
     with pytest.raises(ConfigError, match="model m: there is no folder"):
         check_models(settings(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match="no language model that can be served"):
-        check_models(settings(write_radio(tmp_path / "nano", "nano", Shape(patch_size=16, table=2048))))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    with pytest.raises(CheckpointError, match="bert"):
+        check_models(settings(other))
     check_models(settings(radio(tmp_path / "radio")))  # gives embeddings
     check_models(settings(isaac(tmp_path / "isaac")))

@@ -87,6 +87,8 @@ def test_keys_and_values_of_a_token() -> None:
     assert kv_bytes(nested, 2) == 2 * 3 * 2 * 64 * 2
     assert kv_bytes({"n_layers": 40, "n_heads": 32, "n_kv_heads": 8, "dim": 5120, "head_dim": 128}, 2) == 163840
     assert kv_bytes({}, 2) is None
+    hybrid = {"num_hidden_layers": 4, "hybrid_override_pattern": "M-M*", "num_attention_heads": 2, "head_dim": 32}
+    assert kv_bytes({"text_config": hybrid}, 4) == 2 * 1 * 2 * 32 * 4
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -101,6 +103,6 @@ def test_every_layout_is_told_whole(name: str, tmp_path: Path) -> None:
     weights = sum(parameter.nbytes for parameter in tower.parameters())
     assert found.facts["encoder pool"] == f"{weights / 2**20:.1f} MiB of weights for each replica in float32"
     assert "numbers" in found.facts["tower tensors"]
-    if LAYOUTS[name].family not in ("radio", "nemotron-nano"):
+    if LAYOUTS[name].family != "radio":
         assert "numbers" in found.facts["language tensors"]
         assert "bytes of KV a token" in found.facts["language pool"]

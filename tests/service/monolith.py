@@ -26,7 +26,7 @@ def options(checkpoint: Path) -> dict[str, Any]:
 
         register_configs()
         nemotron.register(raw_pixels=True)
-    return {}
+    return {"enable_prefix_caching": False} if family == "nemotron-nano" else {}  # vLLM's Mamba on CPUs fails with it
 
 
 def main(plan_path: str, out_path: str) -> None:

@@ -64,6 +64,7 @@ CASES = {
     "pixtral-hf": Case(partial(write_pixtral, kind="llava", seed=23)),
     "mistral3": Case(lambda _: ROOT / "models" / "demo-pixtral", (40, 420)),
     "llama-nemotron": Case(partial(write_radio, kind="llama", shape=CHAT, seed=24)),
+    "nemotron-nano": Case(partial(write_radio, kind="nano", shape=CHAT, seed=25)),
 }
 
 

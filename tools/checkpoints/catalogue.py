@@ -11,7 +11,7 @@ from tools.checkpoints.isaac import write_isaac
 from tools.checkpoints.pixtral import write_pixtral
 from tools.checkpoints.radio import Shape, write_radio
 
-#: a Llama of 48 channels behind the tower, with its tokenizer
+#: a language model of 48 channels behind the tower, with its tokenizer
 CHAT = Shape(language=True)
 
 
@@ -74,6 +74,8 @@ LAYOUTS: dict[str, Entry] = {
     "llama-nemotron-v1": _radio(
         "the same, older pixel shuffle", "llama-nemotron", "llama", Shape(language=True, ps_version="v1")
     ),
-    "nemotron-nano-v2": _radio("Nemotron-Nano-VL-V2's tower and projector, tiles", "nemotron-nano", "nano"),
-    "nemotron-nano-v2-dynamic": _radio("the same, dynamic resolution", "nemotron-nano", "nano", Shape(bounds=(4, 64))),
+    "nemotron-nano-v2": _radio("Nemotron-Nano-VL-V2, attention and Mamba, tiles", "nemotron-nano", "nano", CHAT),
+    "nemotron-nano-v2-dynamic": _radio(
+        "the same, dynamic resolution", "nemotron-nano", "nano", Shape(language=True, bounds=(4, 64))
+    ),
 }

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from encoder_service.preprocess.base import CLIP_MEAN, CLIP_STD
+from tools.checkpoints import nemotron_h
 from tools.checkpoints.files import write_tensors
 from tools.checkpoints.qwen_tokenizer import write_tokenizer
 
@@ -35,7 +36,7 @@ class Shape:
         bounds: of patches, for dynamic resolution; None for tiles.
         ps_version: of the pixel shuffle.
         projector_hidden, text_width: of the chat models.
-        language: whether a chat model has its language half and its tokenizer; of ``llama`` alone.
+        language: whether a chat model has its language half and its tokenizer.
         final_norm: the LayerNorm that Nemotron models with token prediction heads have.
     """
 
@@ -77,9 +78,11 @@ def write_radio(path: Path, kind: Kind, shape: Shape | None = None, *, seed: int
     if kind in ("llama", "nano"):
         tensors = {f"vision_model.{name}": tensor for name, tensor in tensors.items()}
         tensors |= _projector(shape, kind, generator)
-        tensors["language_model.model.norm.weight"] = torch.ones(shape.text_width)  # another half's: never read
-        if shape.language:
-            tensors |= _language(shape, generator)
+        if not shape.language:
+            tensors["language_model.model.norm.weight"] = torch.ones(shape.text_width)  # another half's: never read
+        else:
+            written = nemotron_h.language_tensors if kind == "nano" else _language
+            tensors |= written(shape.text_width, VOCABULARY, generator)
             _write_tokenizer(path)
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     write_tensors(path, "model", tensors, sharded=sharded)
@@ -135,7 +138,9 @@ def config(shape: Shape, kind: Kind) -> dict[str, Any]:
         vision["args"] |= {"min_num_patches": shape.bounds[0], "max_num_patches": shape.bounds[1]}
     name = {"llama": "Llama_Nemotron_Nano_VL", "nano": "NemotronH_Nano_VL_V2"}[kind]
     text: dict[str, Any] = {"hidden_size": shape.text_width, "max_position_embeddings": 4096}
-    if shape.language:
+    if shape.language and kind == "nano":
+        text |= nemotron_h.text_config(shape.text_width, VOCABULARY, 4096)
+    elif shape.language:
         text |= {
             "model_type": "llama",
             "architectures": ["LlamaForCausalLM"],
@@ -157,6 +162,8 @@ def config(shape: Shape, kind: Kind) -> dict[str, Any]:
         "patch_size": shape.patch_size,
         "ps_version": shape.ps_version,
         "use_thumbnail": True,
+        "template": "chatml",
+        "image_tag_type": "internvl",
         "vit_hidden_size": shape.width,
         "projector_hidden_size": shape.projector_hidden,
         "norm_mean": CLIP_MEAN,
@@ -250,14 +257,14 @@ def _projector(shape: Shape, kind: Kind, generator: torch.Generator) -> dict[str
     return made
 
 
-def _language(shape: Shape, generator: torch.Generator) -> dict[str, torch.Tensor]:
+def _language(width: int, vocabulary: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
     """A small Llama."""
-    width, head = shape.text_width, shape.text_width // HEADS
+    head = width // HEADS
     at = "language_model.model."
     made = {
-        f"{at}embed_tokens.weight": _random(generator, VOCABULARY, width, scale=0.5),
+        f"{at}embed_tokens.weight": _random(generator, vocabulary, width, scale=0.5),
         f"{at}norm.weight": 1 + _random(generator, width, scale=0.1),
-        "language_model.lm_head.weight": _random(generator, VOCABULARY, width),
+        "language_model.lm_head.weight": _random(generator, vocabulary, width),
     }
     for layer in range(2):
         block = f"{at}layers.{layer}."
