@@ -34,9 +34,9 @@ def ask(url: str, trace: str, seed: int, **more: object) -> None:
     assert response.status_code == httpx.codes.OK, response.text
 
 
-def spans(collector: Collector, trace: str) -> dict[str, Received]:
-    """The spans of a trace by name, once the last of them has come."""
-    last = {"POST /v1/chat/completions", "generate", "llm_request", "cache.get"}
+def spans(collector: Collector, trace: str, *more: str) -> dict[str, Received]:
+    """The spans of a trace by name, once those of all its processes have come, each in its own time."""
+    last = {"POST /v1/chat/completions", "generate", "llm_request", "cache.get", *more}
     collector.eventually(lambda: last <= {span.name for span in collector.trace(trace)})
     return {span.name: span for span in collector.trace(trace)}
 
@@ -48,7 +48,7 @@ def test_a_new_picture_leaves_a_span_of_every_step_in_every_process(
     url, collector = traced
     trace = f"{1 + stream:032x}"
     ask(url, trace, 8000 + stream, stream=stream)
-    found = spans(collector, trace)
+    found = spans(collector, trace, "encode")
     parents = {
         "fetch": "POST /v1/chat/completions",
         "hash": "POST /v1/chat/completions",
