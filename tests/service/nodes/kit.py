@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,8 @@ mount --bind "$1" "$keep"
 mount -t tmpfs tmpfs /tmp
 mkdir -p "$1"
 mount --bind "$keep" "$1"
+umount "$keep"
+rmdir "$keep"
 ip link set lo up
 shift
 exec "$@"
@@ -87,6 +89,14 @@ def sh(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
+def own_address() -> str:
+    """At which Ray makes machines known unless it is told another."""
+    from ray.util import get_node_ip_address
+
+    address: str = get_node_ip_address()
+    return address
+
+
 def can_isolate() -> bool:
     """Whether this user may make network namespaces."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
@@ -100,9 +110,10 @@ class Cluster:
     Args:
         folder: for temporary files of the head, with a short name.
         isolated: every machine but the head in namespaces of its own.
+        host: address of machines that are not.
     """
 
-    def __init__(self, folder: Path, *, isolated: bool) -> None:
+    def __init__(self, folder: Path, *, isolated: bool, host: str = "127.0.0.1") -> None:
         self._stack = ExitStack()
         self._folder = folder
         self._isolated = isolated
@@ -110,7 +121,7 @@ class Cluster:
         self.machines: list[Machine] = []
         if isolated:
             self._bridge()
-        host = f"{PREFIX}1" if isolated else "127.0.0.1"
+        host = f"{PREFIX}1" if isolated else host
         self.address = f"{host}:{free_port(host)}"
         self.redis = f"redis://{host}:{free_port(host)}/0"
 
@@ -128,16 +139,26 @@ class Cluster:
         limits = ["--maxmemory", "256mb", "--maxmemory-policy", "allkeys-lru"]
         self._keep(subprocess.Popen([*command, *limits], cwd=self._folder, stdout=subprocess.DEVNULL))
 
-    def start_head(self, cpus: int) -> Machine:
+    def start_head(self, cpus: int, launcher: Path | None = None) -> Machine:
+        """The machine that the others join.
+
+        Args:
+            cpus: as Ray counts them.
+            launcher: configuration of an autoscaler, which runs there.
+        """
         if not (Path.home() / ".ray" / "auth_token").exists():  # ray.init would make one for itself
             sh(str(RAY), "get-auth-token", "--generate")
         host, port = self.address.split(":")
         command = ["--head", f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false"]
-        return self._start(command, cpus, self._folder / "head", host)
+        fake: dict[str, str] = {}
+        if launcher is not None:
+            command.append(f"--autoscaling-config={launcher}")
+            fake = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+        return self._start(command, cpus, self._folder / "head", host, environment=fake)
 
     def start_worker(self, cpus: int) -> Machine:
         self._number += 1
-        host = f"{PREFIX}{self._number}" if self._isolated else "127.0.0.1"
+        host = f"{PREFIX}{self._number}" if self._isolated else self.address.split(":")[0]
         command = [f"--address={self.address}", f"--node-ip-address={host}"]
         if not self._isolated:
             return self._start(command, cpus, self._folder / f"w{self._number}", host)
@@ -155,16 +176,24 @@ class Cluster:
         sh("ip", "-n", name, "link", "set", "eth0", "up")
         return name
 
-    def _start(self, arguments: list[str], cpus: int, folder: Path, host: str, namespace: str = "") -> Machine:
+    def _start(
+        self,
+        arguments: list[str],
+        cpus: int,
+        folder: Path,
+        host: str,
+        namespace: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> Machine:
         ray = [str(RAY), "start", "--block", f"--num-cpus={cpus}", "--object-store-memory=100000000", *arguments]
         ray += [f"--temp-dir={folder}"] if "--head" in arguments or namespace == "" else []
         prefix: list[str] = []
         if namespace:
             own = ["unshare", "-m", "--propagation", "private", "sh", "-c", OWN_FILES, "own", str(ROOT)]
             prefix = ["ip", "netns", "exec", namespace, *own]
-        environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-        environment |= {"RAY_AUTH_MODE": "token", "TMPDIR": "/tmp"}
-        process = subprocess.Popen([*prefix, *ray], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+        variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "token"}
+        variables |= {"TMPDIR": "/tmp"} | dict(environment or {})
+        process = subprocess.Popen([*prefix, *ray], cwd=ROOT, env=os.environ | variables, stdout=subprocess.DEVNULL)
         machine = Machine(host, process, namespace)
         self._stack.callback(machine.kill)
         self.machines.append(machine)
