@@ -1,6 +1,6 @@
 """Accuracy of the demo model through the whole service (HTTP, Ray, Redis, vLLM) on freshly drawn held-out pictures.
 
-python -m benchmarks.accuracy --pictures 500 [--url http://127.0.0.1:8000]
+python -m benchmarks.accuracy --pictures 500 [--url http://127.0.0.1:8000] [--tower int8] [--records int8]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from PIL import Image
 
 from lookonce.client import Client
 from lookonce.service import running
-from shared.config import load_settings
+from shared.config import ModelSettings, load_settings
 from tools.demo import questions
 from tools.demo.evaluate import cell_accuracy
 from tools.demo.pictures import Scene, draw
@@ -79,11 +79,18 @@ def report(scores: dict[str, list[float]], seconds: float) -> None:
     print(f"\n{len(everything) / seconds:.1f} answers/s")
 
 
+def with_encoder(model: ModelSettings, **update: str) -> ModelSettings:
+    """The same model with other settings of its encoder."""
+    return model.model_copy(update={"encoder": model.encoder.model_copy(update=update)})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", type=int, default=500)
     parser.add_argument("--config", type=Path, default=Path("configs/demo.yaml"))
     parser.add_argument("--url", help="a running service; without it one is started")
+    parser.add_argument("--tower", choices=["none", "int8"], help="quantization of the tower, instead of the file's")
+    parser.add_argument("--records", choices=["raw", "int8", "fp8"], help="encoding, instead of the file's")
     options = parser.parse_args()
 
     def run(url: str) -> None:
@@ -95,7 +102,11 @@ def main() -> None:
         run(options.url)
         return
     settings = load_settings(options.config)
-    settings = settings.model_copy(update={"http": settings.http.model_copy(update={"port": 0})})
+    chosen = {"quantization": options.tower, "records": options.records}
+    models = tuple(
+        with_encoder(model, **{name: value for name, value in chosen.items() if value}) for model in settings.models
+    )
+    settings = settings.model_copy(update={"http": settings.http.model_copy(update={"port": 0}), "models": models})
     with running(settings, print) as url:
         run(url)
 
