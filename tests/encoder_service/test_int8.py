@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,19 +20,20 @@ from shared.config import EncoderSettings, ImageSettings
 from shared.images import decode
 from tests.encoder_service.test_replay_families import batch
 from tests.encoder_service.test_replay_families import tower as family_tower
+from tools.demo.pictures import draw
 
 MODELS = Path(__file__).parents[2] / "models"
 DEMO = MODELS / "demo"
 
 
-def demo_pictures(dtype: str, demo: Path = DEMO) -> list[Patches]:
+def demo_pictures(dtype: str, demo: Path = DEMO, held_out: int = 0) -> list[Patches]:
+    """The samples and as many of the pictures that no training saw."""
     preprocess = load_encoder(demo, "float32").preprocess
-    pictures = []
-    for path in sorted((DEMO / "samples").glob("*.png")):
-        values, grid = preprocess.patches(torch.from_numpy(decode(path.read_bytes(), ImageSettings())))
-        pictures.append(Patches(values.to(getattr(torch, dtype)), grid))
-    assert len(pictures) > 3
-    return pictures
+    pixels = [decode(path.read_bytes(), ImageSettings()) for path in sorted((DEMO / "samples").glob("*.png"))]
+    assert len(pixels) > 3
+    pixels += [np.array(draw(seed, "held-out")[0]) for seed in range(held_out)]
+    made = (preprocess.patches(torch.from_numpy(picture)) for picture in pixels)
+    return [Patches(values.to(getattr(torch, dtype)), grid) for values, grid in made]
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -66,8 +68,8 @@ def test_zeros_and_damage_stay_in_their_rows() -> None:
 def test_a_trained_tower_keeps_its_embeddings(dtype: str, name: str) -> None:
     demo = MODELS / name
     exact, ours = load_encoder(demo, "float32").tower, load_encoder(demo, dtype, quantization="int8").tower
-    wanted = embed(exact, demo_pictures("float32", demo)).embeddings
-    found = embed(ours, demo_pictures(dtype, demo)).embeddings
+    wanted = embed(exact, demo_pictures("float32", demo, 8)).embeddings
+    found = embed(ours, demo_pictures(dtype, demo, 8)).embeddings
     cosines = torch.cat([F.cosine_similarity(a, b.float()) for a, b in zip(wanted, found, strict=True)])
     assert found[0].dtype == getattr(torch, dtype)
     assert cosines.min() >= 0.999, (cosines.min(), cosines.mean())
