@@ -37,6 +37,14 @@ shift
 exec "$@"
 """
 
+#: waits for machines of a cluster
+COUNT = """
+import sys, time, ray
+ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False)
+while sum(node["Alive"] for node in ray.nodes()) < int(sys.argv[2]):
+    time.sleep(0.3)
+"""
+
 
 @dataclass
 class Machine:
@@ -164,6 +172,12 @@ class Cluster:
             return self._start(command, cpus, self._folder / f"w{self._number}", host)
         return self._start(command, cpus, Path("/tmp/ray"), host, self._namespace(host))
 
+    def wait_for_machines(self, number: int) -> None:
+        """Until so many are known to the head; replicas that start earlier cannot be spread over all."""
+        environment = os.environ | {"RAY_AUTH_MODE": "token"}
+        command = [sys.executable, "-c", COUNT, self.address, str(number)]
+        subprocess.run(command, check=True, env=environment, capture_output=True, timeout=240)
+
     def _namespace(self, host: str) -> str:
         name = f"lkn{self._number}"
         subprocess.run(["ip", "netns", "del", name], capture_output=True)
@@ -224,6 +238,7 @@ def cluster(folder: Path, *, isolated: bool, head: int, workers: tuple[int, ...]
         wait_for_port(made.address)
         for cpus in workers:
             made.start_worker(cpus)
+        made.wait_for_machines(1 + len(workers))
         yield made
     finally:
         made.close()
