@@ -72,9 +72,10 @@ class EncoderReplica:
 
         log.request_id.set(request_id)
         priority = Priority.BATCH if batch else Priority.INTERACTIVE
+        request = None if batch or request_id == log.NO_REQUEST else request_id
         engine = await self._started()
         with tracing.span("encode", parent=trace, bytes=len(data), model=self._model.name, request_id=request_id):
-            return await engine.encode(data, salt=salt, inline=inline, again=again, priority=priority)
+            return await engine.encode(data, salt=salt, inline=inline, again=again, priority=priority, request=request)
 
     async def parameter_names(self) -> list[str]:
         """Names of all parameters that this replica holds."""

@@ -162,6 +162,7 @@ class EncoderEngine:
         inline: bool = False,
         again: bool = False,
         priority: Priority = Priority.INTERACTIVE,
+        request: str | None = None,
     ) -> VisionItem:
         """Finds or makes the embedding of an image file.
 
@@ -171,6 +172,7 @@ class EncoderEngine:
             inline: put the record into the item even when the cache holds it.
             again: encode whatever the cache and other encoders' leases say: the process that held the lease died.
             priority: who waits for it.
+            request: of this name wants it among other images: what arrives together is looked up and claimed together.
 
         Raises:
             BadImage, ImageTooLarge: the file cannot be used.
@@ -180,7 +182,7 @@ class EncoderEngine:
         """
         pipeline = self._require().pipeline
         self._stats.requests += 1
-        outcome = await pipeline.run(data, salt, priority, fresh=again)
+        outcome = await pipeline.run(data, salt, priority, fresh=again, request=request)
         record = outcome.record
         if inline and record is None:
             record = await pipeline.store.fetch(outcome.item.key)

@@ -7,7 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from shared.errors import Unavailable
 from shared.keys import image_digest
 
 Result = TypeVar("Result")
+Waiting: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 
 class PixelGate:
@@ -35,14 +37,16 @@ class PixelGate:
         #: pixels held now
         self.held = 0
 
-    async def acquire(self, pixels: int) -> int:
-        """Waits for room; returns what to give to :meth:`release`."""
+    async def acquire(self, pixels: int, waiting: Waiting = nullcontext) -> int:
+        """Waits for room, within ``waiting``; returns what to give to :meth:`release`."""
         share = min(pixels, self._most)
         ticket = asyncio.get_running_loop().create_future()
         self._queue.append((share, ticket))
         self._admit()
         try:
-            await ticket
+            if not ticket.done():
+                with waiting():
+                    await ticket
         except asyncio.CancelledError:
             if ticket.done() and not ticket.cancelled():
                 self.release(share)  # admitted in the same moment
@@ -82,14 +86,16 @@ class PictureReader:
         self._pool = pool
         self.gate = PixelGate(limits.max_request_pixels)
 
-    async def read(self, data: bytes, salt: str | None, timings: dict[str, float]) -> Picture:
-        """Decodes a file and hashes its pixels.
+    async def read(
+        self, data: bytes, salt: str | None, timings: dict[str, float], waiting: Waiting = nullcontext
+    ) -> Picture:
+        """Decodes a file and hashes its pixels; waits for room within ``waiting``.
 
         Raises:
             BadImage, ImageTooLarge: the file cannot be used.
         """
         header = await self.in_pool(lambda: images.probe(data, self._limits))
-        picture = Picture(self, await self.gate.acquire(header.width * header.height))
+        picture = Picture(self, await self.gate.acquire(header.width * header.height, waiting))
         try:
             picture.pixels, picture.digest = await self.in_pool(lambda: self._decode(data, salt, timings))
         except BaseException:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 from encoder_service.batcher import Batcher, Entry
 from encoder_service.batching import Priority, WaitingRoom
+from encoder_service.company import Company
 from encoder_service.pictures import Picture, PictureReader
 from encoder_service.stats import EncoderStats
 from encoder_service.store import Store
@@ -51,6 +53,7 @@ class Job:
         salt: of the tenant.
         priority: of the caller.
         fresh: encode even if the cache claims to have it.
+        request: that wants it among other images; None when it is by itself.
         timings: seconds per stage, filled on the way.
     """
 
@@ -59,6 +62,7 @@ class Job:
     salt: str | None
     priority: Priority
     fresh: bool
+    request: str | None = None
     timings: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -97,20 +101,23 @@ class Pipeline:
         self._files: SingleFlight[Outcome] = SingleFlight()
         self._pictures: SingleFlight[Outcome] = SingleFlight()
         self._urgent: set[str] = set()
+        self._company = Company()
         self._stopped = False
 
-    async def run(self, data: bytes, salt: str | None, priority: Priority, *, fresh: bool) -> Outcome:
+    async def run(
+        self, data: bytes, salt: str | None, priority: Priority, *, fresh: bool, request: str | None = None
+    ) -> Outcome:
         """One run for all callers with the same bytes; a caller that only joined a run that failed starts one more."""
         digest = await self.reader.in_pool(lambda: bytes_digest(data, salt))
         if self._stopped:
             raise Unavailable("the encoder is stopping; try again")
         try:
-            return await self._run_shared(Job(data, digest, salt, priority, fresh))
+            return await self._run_shared(Job(data, digest, salt, priority, fresh, request))
         except FollowedFailure as failure:
             if isinstance(failure.error, RequestError):
                 raise failure.error from failure
         try:
-            return await self._run_shared(Job(data, digest, salt, priority, fresh))
+            return await self._run_shared(Job(data, digest, salt, priority, fresh))  # its company has gone on
         except FollowedFailure as failure:
             raise failure.error from failure
 
@@ -131,7 +138,7 @@ class Pipeline:
         """Decodes the file, then joins or starts the run for its picture."""
         with self._room.place():
             with tracing.span("decode"):
-                picture = await self.reader.read(job.data, job.salt, job.timings)
+                picture = await self._read(job)
             key = self.namespace.embedding_key(picture.digest)
             flight = f"{key}:{job.fresh}"
             joined = flight in self._pictures
@@ -151,6 +158,19 @@ class Pipeline:
             if outcome.stored:
                 await self.store.add_alias(job.digest, picture.digest)
             return outcome.for_joiner()
+
+    async def _read(self, job: Job) -> Picture:
+        if job.request is None:
+            return await self.reader.read(job.data, job.salt, job.timings)
+        with self._company.reading(job.request):
+            held_up = partial(self._company.held_up, job.request)
+            picture = await self.reader.read(job.data, job.salt, job.timings, held_up)
+        try:
+            await self._company.gather(job.request)
+        except BaseException:
+            picture.drop()
+            raise
+        return picture
 
     async def _from_picture(self, job: Job, picture: Picture, key: str) -> Outcome:
         """Takes the embedding from the cache if it is there or comes there, else makes it."""

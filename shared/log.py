@@ -10,8 +10,10 @@ from contextvars import ContextVar
 
 from shared.config import LogSettings
 
-#: id of the request that the current task works for; "-" outside any request
-request_id: ContextVar[str] = ContextVar("request_id", default="-")
+#: stands for the id outside any request
+NO_REQUEST = "-"
+#: id of the request that the current task works for
+request_id: ContextVar[str] = ContextVar("request_id", default=NO_REQUEST)
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "request_id"}
 

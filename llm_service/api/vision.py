@@ -79,6 +79,12 @@ class KnownImage:
 RequestImage = FetchedImage | KnownImage
 
 
+class _Hashed(NamedTuple):
+    file: FetchedImage
+    digest: str
+    hash_seconds: float
+
+
 class ImageResolver:
     """Finds or makes the embeddings of a request's images, for one model.
 
@@ -160,9 +166,11 @@ class ImageResolver:
         Raises:
             BadImage, QuarantinedImage: the message names the image's place in the request.
         """
-        return await gather_or_cancel([self._resolve_placed(place, image, salt) for place, image in enumerate(images)])
+        hashed = await gather_or_cancel([_hashed(image, salt) for image in images])
+        # all in one turn of the loop: the cache makes one round trip of their look-ups
+        return await gather_or_cancel([self._resolve_placed(place, one, salt) for place, one in enumerate(hashed)])
 
-    async def _resolve_placed(self, place: int, image: RequestImage, salt: str | None) -> VisionItem:
+    async def _resolve_placed(self, place: int, image: _Hashed | KnownImage, salt: str | None) -> VisionItem:
         try:
             return await self._resolve_one(image, salt)
         except RequestError as error:
@@ -228,22 +236,20 @@ class ImageResolver:
         await self._cache.delete([item.key, alias_key(salted(name.removeprefix(NAMED), salt))])
         return True
 
-    async def _resolve_one(self, image: RequestImage, salt: str | None) -> VisionItem:
+    async def _resolve_one(self, image: _Hashed | KnownImage, salt: str | None) -> VisionItem:
         if isinstance(image, KnownImage):
             return image.item
-        timings = {"fetch": image.fetch_seconds}
         begin = time.perf_counter()
-        # 1 GB/s or more, without the interpreter lock: large uploads are hashed beside the event loop
-        with tracing.span("hash"):
-            digest = await asyncio.to_thread(bytes_digest, image.data, salt)
-        hashed = time.perf_counter()
-        timings["hash"] = hashed - begin
         with tracing.span("lookup") as work:
-            item = await self._look_up(digest)
+            item = await self._look_up(image.digest)
             work.note(found=item is not None)
-        timings["lookup"] = time.perf_counter() - hashed
+        timings = {
+            "fetch": image.file.fetch_seconds,
+            "hash": image.hash_seconds,
+            "lookup": time.perf_counter() - begin,
+        }
         if item is None:
-            item = await self._encode_shared(image.data, digest, salt, inline=False)
+            item = await self._encode_shared(image.file.data, image.digest, salt, inline=False)
         return replace(item, timings={**item.timings, **timings})
 
     async def _look_up(self, digest: str) -> VisionItem | None:
@@ -277,6 +283,16 @@ class ImageResolver:
             item = await encode()
         self._namespace = Namespace.of(item.key)  # asking for it would wake a pool that sleeps by then
         return replace(item, cached=True, timings={}) if joined else item
+
+
+async def _hashed(image: RequestImage, salt: str | None) -> _Hashed | KnownImage:
+    if isinstance(image, KnownImage):
+        return image
+    begin = time.perf_counter()
+    # 1 GB/s or more, without the interpreter lock: large uploads are hashed beside the event loop
+    with tracing.span("hash"):
+        digest = await asyncio.to_thread(bytes_digest, image.data, salt)
+    return _Hashed(image, digest, time.perf_counter() - begin)
 
 
 def _placed(error: RequestError, place: int) -> RequestError:

@@ -27,6 +27,7 @@ from shared.cache.local import LocalTier
 from shared.cache.resp import Parts
 from shared.cache.stats import CacheStats
 from shared.cache.steps import Operations, Steps, next_pause
+from shared.cache.together import Together
 from shared.config import CacheSettings
 from shared.keys import wake_channel
 from shared.records import Buffer, RecordHeader
@@ -48,7 +49,8 @@ class AsyncEmbeddingCache:
     """The embedding cache for one event loop.
 
     No operation raises because of Redis or lasts longer than ``settings.timeout``. An interrupted one, be it by its
-    deadline or because its caller left, closes its connection: no reply ever reaches another caller.
+    deadline or because its caller left, closes its connection: no reply ever reaches another caller. Look-ups and
+    claims that begin in one turn of the loop share a round trip.
 
     Args:
         settings: deadlines, lease and life of entries.
@@ -76,6 +78,11 @@ class AsyncEmbeddingCache:
         self._writers = asyncio.Semaphore(MAX_WRITERS)
         self._waiters = 0
         self._closed = False
+        # what a request asks for each of its images: one round trip for all of them
+        self._describe = Together(self._describe_many)
+        self._resolve_alias = Together(self._resolve_aliases)
+        self._counted = Together(self._counted_many)
+        self._claim = Together(self._claim_many)
 
     async def close(self) -> None:
         """Closes all connections; operations that still run close theirs when they end."""
@@ -87,8 +94,7 @@ class AsyncEmbeddingCache:
 
     async def describe(self, key: str) -> RecordHeader | None:
         """The header of a record, if there is a good one; the payload is not read."""
-        steps = self._operations.describe(key)
-        return await self._run("describe", steps, None, instead=lambda: self.local.recent_header(key))
+        return await self._describe(key)
 
     async def fetch(self, key: str) -> Buffer | None:
         """A whole record, checked; a damaged one is counted, deleted and a miss. It must not be written to."""
@@ -121,7 +127,7 @@ class AsyncEmbeddingCache:
 
     async def resolve_alias(self, alias: str) -> str | None:
         """Digest of the picture that a file holds, if it was seen before."""
-        return await self._run("alias", self._operations.resolve_alias(alias), None)
+        return await self._resolve_alias(alias)
 
     async def delete(self, keys: Iterable[str]) -> int:
         """Deletes entries; returns how many there were."""
@@ -133,7 +139,7 @@ class AsyncEmbeddingCache:
 
     async def counted(self, key: str) -> int | None:
         """What a counter says; None when Redis does not."""
-        return await self._run("count", self._operations.counted(key), None)
+        return await self._counted(key)
 
     async def claim(self, key: str, owner: str) -> bool:
         """Takes the lease on making this embedding.
@@ -141,7 +147,7 @@ class AsyncEmbeddingCache:
         Returns:
             False when somebody else holds it. True too when Redis cannot say: better made twice than never.
         """
-        return await self._run("claim", self._operations.claim(key, owner), True)
+        return await self._claim((key, owner))
 
     async def renew(self, key: str, owner: str) -> bool:
         """Makes a lease last anew; False when it is somebody else's by now, or Redis cannot say."""
@@ -173,6 +179,22 @@ class AsyncEmbeddingCache:
     async def info(self) -> dict[str, str]:
         """Redis's memory figures and policy by its own names; empty when it does not tell."""
         return await self._run("info", self._operations.info(), {})
+
+    async def _describe_many(self, keys: Sequence[str]) -> list[RecordHeader | None]:
+        missing: list[RecordHeader | None] = [None] * len(keys)
+        steps = self._operations.describe_many(keys)
+        return await self._run("describe", steps, missing, instead=lambda: [*map(self.local.recent_header, keys)])
+
+    async def _resolve_aliases(self, aliases: Sequence[str]) -> list[str | None]:
+        unknown: list[str | None] = [None] * len(aliases)
+        return await self._run("alias", self._operations.resolve_aliases(aliases), unknown)
+
+    async def _counted_many(self, keys: Sequence[str]) -> list[int | None]:
+        unknown: list[int | None] = [None] * len(keys)
+        return await self._run("count", self._operations.counted_many(keys), unknown)
+
+    async def _claim_many(self, claims: Sequence[tuple[str, str]]) -> list[bool]:
+        return await self._run("claim", self._operations.claim_many(claims), [True] * len(claims))
 
     async def _run(
         self,

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
 from redis.exceptions import ResponseError
@@ -84,10 +85,19 @@ class Operations:
 
     def describe(self, key: str) -> Steps[RecordHeader | None]:
         """The header of a record that is there in full length."""
-        head, length = yield [("GETRANGE", key, 0, HEADER_BYTES - 1), ("STRLEN", key)]
-        header = yield from self._checked("describe", key, lambda: _header(head, length, key))
-        self._stats.record("describe", "miss" if header is None else "hit")
-        return header
+        return (yield from self.describe_many([key]))[0]
+
+    def describe_many(self, keys: Sequence[str]) -> Steps[list[RecordHeader | None]]:
+        """Headers in the order of ``keys``."""
+        distinct = list(dict.fromkeys(keys))
+        ask = ([("GETRANGE", key, 0, HEADER_BYTES - 1), ("STRLEN", key)] for key in distinct)
+        replies = iter((yield [*chain.from_iterable(ask)]))
+        found: dict[str, RecordHeader | None] = {}
+        for key, head, length in zip(distinct, replies, replies, strict=True):
+            found[key] = yield from self._checked("describe", key, partial(_header, head, length, key))
+        for key in keys:
+            self._stats.record("describe", "miss" if found[key] is None else "hit")
+        return [found[key] for key in keys]
 
     def fetch_many(self, keys: Sequence[str]) -> Steps[list[Buffer | None]]:
         """Whole records in the order of ``keys``; of those that the node has, Redis is asked for the header alone."""
@@ -160,10 +170,18 @@ class Operations:
 
     def resolve_alias(self, alias: str) -> Steps[str | None]:
         """Digest of the picture in a file."""
-        (reply,) = yield [("GET", alias)]
-        digest = yield from self._checked("alias", alias, lambda: _digest(reply, alias))
-        self._stats.record("alias", "miss" if digest is None else "hit")
-        return digest
+        return (yield from self.resolve_aliases([alias]))[0]
+
+    def resolve_aliases(self, aliases: Sequence[str]) -> Steps[list[str | None]]:
+        """Digests of the pictures in files, in the order of ``aliases``."""
+        distinct = list(dict.fromkeys(aliases))
+        replies = yield [("GET", alias) for alias in distinct]
+        found: dict[str, str | None] = {}
+        for alias, reply in zip(distinct, replies, strict=True):
+            found[alias] = yield from self._checked("alias", alias, partial(_digest, reply, alias))
+        for alias in aliases:
+            self._stats.record("alias", "miss" if found[alias] is None else "hit")
+        return [found[alias] for alias in aliases]
 
     def delete(self, keys: Iterable[str]) -> Steps[int]:
         """Deletes entries; how many there were."""
@@ -177,14 +195,21 @@ class Operations:
         reply, _ = yield [("INCR", key), ("PEXPIRE", key, _milliseconds(life))]
         return _number(reply)
 
-    def counted(self, key: str) -> Steps[int | None]:
-        """What a counter says; 0 where there is none, or where the key holds something else."""
-        (reply,) = yield [("GET", key)]
-        return int(reply) if isinstance(reply, bytes) and reply.isdigit() else 0
+    def counted_many(self, keys: Sequence[str]) -> Steps[list[int | None]]:
+        """What counters say; 0 where there is none, or where the key holds something else."""
+        replies = yield [("GET", key) for key in keys]
+        return [int(reply) if isinstance(reply, bytes) and reply.isdigit() else 0 for reply in replies]
 
     def claim(self, key: str, owner: str) -> Steps[bool]:
         """Takes the lease. A Redis that refuses writes refuses leases first: then everybody may work."""
-        (taken,) = yield [("SET", lease_key(key), owner, "NX", "PX", self._lease)]
+        return (yield from self.claim_many([(key, owner)]))[0]
+
+    def claim_many(self, claims: Sequence[tuple[str, str]]) -> Steps[list[bool]]:
+        """Takes leases, each for a key and its owner, one as the other."""
+        replies = yield [("SET", lease_key(key), owner, "NX", "PX", self._lease) for key, owner in claims]
+        return [self._claimed(taken) for taken in replies]
+
+    def _claimed(self, taken: Any) -> bool:
         if isinstance(taken, ResponseError):
             self._accepted("claim", taken)
             return True
