@@ -127,6 +127,7 @@ def _checkpoint(name: str, folder: Path) -> Finding:
 
 def _configured_redis(settings: Settings) -> Finding:
     from shared.cache import EmbeddingCache
+    from shared.cache.topology import CLUSTER_REFUSED, is_cluster
 
     cache = EmbeddingCache(settings.cache, settings.cache.url or "")
     try:
@@ -135,6 +136,8 @@ def _configured_redis(settings: Settings) -> Finding:
         told = cache.info()
     finally:
         cache.close()
+    if is_cluster(told):
+        return Finding("Redis", False, "a node of a Redis Cluster", CLUSTER_REFUSED)
     policy, limit = told.get("maxmemory_policy", "?"), told.get("maxmemory", "?")
     found = f"maxmemory {limit}, maxmemory-policy {policy}"
     if limit == "0":

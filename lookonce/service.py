@@ -23,6 +23,7 @@ from lookonce.loopback import ray_on_loopback
 from lookonce.worker import WORKER_HOOK
 from shared import metrics
 from shared.cache.local import remove_unused
+from shared.cache.topology import check_topology
 from shared.config import Settings
 from shared.environment import temporary_environment
 from shared.errors import ConfigError, Unavailable
@@ -132,7 +133,7 @@ def service(settings: Settings, report: Report = lambda _: None) -> Iterator[Ser
         report: called with a sentence at every step.
 
     Raises:
-        ConfigError, CheckpointError: a model that cannot be served, or a port that is taken.
+        ConfigError, CheckpointError: a model that cannot be served, a port that is taken, or a Redis Cluster.
         Unavailable: a replica that could not start.
     """
     if settings.http.port == 0:
@@ -140,6 +141,8 @@ def service(settings: Settings, report: Report = lambda _: None) -> Iterator[Ser
     check_models(settings)
     _check_cache(settings)
     check_port(settings.http.host, settings.http.port)
+    if settings.cache.url:
+        check_topology(settings.cache, settings.cache.url)
     with ExitStack() as stack:
         stack.callback(remove_unused)  # last: Ray kills replicas, which then cannot leave their node's tier
         folder = _run_folder(stack)

@@ -253,8 +253,8 @@ class Operations:
         return bool(pong == b"PONG")
 
     def info(self) -> Steps[dict[str, str]]:
-        """Memory figures and policy, counters, and ``keys``."""
-        replies = yield [("INFO", "memory"), ("INFO", "stats"), ("INFO", "keyspace")]
+        """Memory figures and policy, counters, ``cluster_enabled``, and ``keys``."""
+        replies = yield [("INFO", "memory"), ("INFO", "stats"), ("INFO", "keyspace"), ("INFO", "cluster")]
         found: dict[str, str] = {}
         for reply in replies:
             found |= _information(reply)
