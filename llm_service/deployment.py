@@ -6,11 +6,12 @@ import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 
 from llm_service.messages import Chunk, EngineUsage
 from llm_service.prompts import Prompt
+from llm_service.replies import ReplyAddress, ReplySenders
 from llm_service.sampling import SamplingOptions
 from shared import log, tracing
 from shared.config import ModelSettings, Settings
@@ -35,6 +36,7 @@ class LanguageReplica:
         log.configure(settings.log)
         tracing.configure(settings.telemetry, f"language:{model.name}")
         self._engine = LanguageEngine(model, settings.cache, cache_url, settings.telemetry)
+        self._senders = ReplySenders()
         self._model = model.name
         self._started = False
         self._stopping = False
@@ -52,17 +54,24 @@ class LanguageReplica:
         prompt: Prompt,
         items: list[VisionItem],
         sampling: SamplingOptions,
+        *,
+        reply: ReplyAddress,
         trace: str | None = None,
-    ) -> AsyncIterator[Chunk]:
-        """See :meth:`LanguageEngine.generate`; ``trace`` is the ``traceparent`` of the caller's span."""
+    ) -> None:
+        """See :meth:`LanguageEngine.generate`; the chunks go to ``reply``.
+
+        ``trace`` is the ``traceparent`` of the caller's span.
+        """
         log.request_id.set(request_id)
         with self._working(request_id, prompt, trace) as work:
+            replies = await self._senders.open(reply)
             stream = self._engine.generate(request_id, prompt, items, sampling, trace=work.traceparent)
             async with aclosing(stream) as chunks:
                 async for chunk in chunks:
                     if chunk.usage is not None:
                         _trace_engine(work, chunk.usage)
-                    yield chunk
+                    await replies.send(chunk)
+            await replies.send(None)
 
     async def answer(
         self,

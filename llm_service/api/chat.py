@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -181,17 +181,7 @@ class ModelService(ImageService):
             )
         return sampling if wanted else sampling.model_copy(update={"max_tokens": room})
 
-    async def collect(self, request_id: str, chat: Prepared) -> list[Chunk]:
-        """The whole answer. Nothing of it goes out before, so it survives a replica's death in its middle as well."""
-        chunks: list[Chunk] = []
-        async with aclosing(self.generate(request_id, chat, restart=chunks.clear)) as stream:
-            async for chunk in stream:
-                chunks.append(chunk)
-        return chunks
-
-    async def generate(
-        self, request_id: str, chat: Prepared, *, restart: Callable[[], None] | None = None
-    ) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, request_id: str, chat: Prepared) -> AsyncGenerator[Chunk, None]:
         """Streams the answer. Closing the generator aborts it in the engine.
 
         An embedding that vanished from the cache is encoded again and sent inside the request. An answer whose replica
@@ -200,7 +190,6 @@ class ModelService(ImageService):
         Args:
             request_id: told to the engine.
             chat: what to answer.
-            restart: forgets the chunks so far; with it an answer begins again whenever its replica dies.
 
         Raises:
             ReplicaLost: too many replicas died, or one did in the middle of an answer.
@@ -221,14 +210,14 @@ class ModelService(ImageService):
                 items = await self._inline(chat, items, lost, error)
             except ReplicaLost:
                 deaths += 1
-                if deaths == MAX_REPLICAS or (started and restart is None):
+                if started or deaths == MAX_REPLICAS:
                     raise
-                if restart is not None:
-                    restart()
                 metrics.RESUBMITTED.labels(self.images.model).inc()
 
     async def answer(self, request_id: str, chat: Prepared) -> list[Chunk]:
-        """The whole answer in one message, far cheaper than a stream, for callers who show nothing on the way.
+        """The whole answer in one message, for callers who show nothing on the way.
+
+        Nothing of it goes out before its end, so it survives a replica's death in its middle as well.
 
         Raises:
             ReplicaLost: too many replicas died.

@@ -257,9 +257,9 @@ async def _prepend(first: str, rest: AsyncGenerator[str, None]) -> AsyncIterator
 async def _collected(service: ModelService, prepared: Sequence[Prepared]) -> list[Chunk]:
     """All chunks of all prompts, numbered as in :func:`_generated`."""
     if len(prepared) == 1:
-        return await service.collect(request_id.get(), prepared[0])
+        return await service.answer(request_id.get(), prepared[0])
     names = [f"{request_id.get()}-p{number}" for number in range(len(prepared))]
-    answers = await gather_or_cancel([service.collect(*named) for named in zip(names, prepared, strict=True)])
+    answers = await gather_or_cancel([service.answer(*named) for named in zip(names, prepared, strict=True)])
     return [
         replace(chunk, index=number * prompt.sampling.n + chunk.index)
         for number, (prompt, chunks) in enumerate(zip(prepared, answers, strict=True))

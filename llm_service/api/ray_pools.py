@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
+from functools import partial
 from typing import Any, TypeVar
 
+import ray
 from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -14,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from llm_service.api.pools import PoolStatus
 from llm_service.messages import Chunk
 from llm_service.prompts import Prompt
+from llm_service.replies import Replies, ReplyListener
 from llm_service.sampling import SamplingOptions
 from shared import tracing
 from shared.config import PoolSettings
@@ -131,37 +134,43 @@ async def _ready(handle: DeploymentHandle[Any], settings: PoolSettings) -> bool:
 
 
 class RayLanguagePool:
-    """:class:`LanguagePool` over a Serve handle."""
+    """:class:`LanguagePool` over a Serve handle; the chunks of streams come over connections of their own."""
 
     def __init__(self, handle: DeploymentHandle[Any], settings: PoolSettings) -> None:
-        self._whole = handle
-        self._handle = handle.options(stream=True)
+        self._handle = handle
         self._settings = settings
+        self._listener = ReplyListener(ray.util.get_node_ip_address())
+        #: calls whose answer is complete, until they say so as well
+        self._ending: set[asyncio.Future[None]] = set()
 
     async def status(self) -> PoolStatus:
         """See :meth:`LanguagePool.status`."""
-        return await _status(self._whole)
+        return await _status(self._handle)
 
     async def ready(self) -> bool:
         """See :meth:`LanguagePool.ready`."""
-        return await _ready(self._whole, self._settings)
+        return await _ready(self._handle, self._settings)
 
     async def generate(
         self, request_id: str, prompt: Prompt, items: list[VisionItem], sampling: SamplingOptions
     ) -> AsyncIterator[Chunk]:
         """See :meth:`LanguagePool.generate`."""
-        stream = self._handle.generate.remote(request_id, prompt, items, sampling, trace=tracing.carried())
-        finished = False
+        replies = await self._listener.open()
+        response = self._handle.generate.remote(
+            request_id, prompt, items, sampling, reply=replies.address, trace=tracing.carried()
+        )
+        call = asyncio.ensure_future(_cancellable(response))
+        call.add_done_callback(partial(_tell_end, replies))
         try:
-            async for chunk in stream:
+            async for chunk in replies:
                 yield chunk
-            finished = True
-        except FAULTS as error:
-            finished = True
-            raise translated(error, "language") from error
+        except BaseException:
+            call.cancel()
+            raise
         finally:
-            if not finished:
-                stream.cancel()
+            replies.close()
+            self._ending.add(call)
+            call.add_done_callback(self._ending.discard)
 
     async def answer(
         self, request_id: str, prompt: Prompt, items: list[VisionItem], sampling: SamplingOptions
@@ -169,6 +178,17 @@ class RayLanguagePool:
         """See :meth:`LanguagePool.answer`."""
         try:
             trace = tracing.carried()
-            return await _cancellable(self._whole.answer.remote(request_id, prompt, items, sampling, trace=trace))
+            return await _cancellable(self._handle.answer.remote(request_id, prompt, items, sampling, trace=trace))
         except FAULTS as error:
             raise translated(error, "language") from error
+
+
+def _tell_end(replies: Replies, call: asyncio.Future[None]) -> None:
+    """The call's end, as far as it concerns those who wait for chunks."""
+    if call.cancelled():  # by themselves
+        return
+    error = call.exception()
+    if error is None:
+        replies.sent()
+    else:
+        replies.fail(translated(error, "language") if isinstance(error, FAULTS) else error)

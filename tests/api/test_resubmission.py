@@ -31,6 +31,9 @@ class DyingPool:
                 raise ReplicaLost("a replica died")
             yield Chunk(0, str(number), (number,))
 
+    async def answer(self, *arguments: Any) -> list[Chunk]:
+        return [chunk async for chunk in self.generate(*arguments)]
+
 
 class Images:
     model = "m"
@@ -56,7 +59,7 @@ async def test_a_stream_begins_again_before_its_first_token_only() -> None:
 
 async def test_a_whole_answer_begins_again_at_any_time() -> None:
     pool = DyingPool(2, 1)
-    chunks = await service(pool).collect("r", PROMPT)
+    chunks = await service(pool).answer("r", PROMPT)
     assert [chunk.text for chunk in chunks] == ["0", "1", "2"], "nothing is told twice"
 
 
@@ -64,5 +67,5 @@ async def test_a_whole_answer_begins_again_at_any_time() -> None:
 async def test_a_prompt_that_ends_every_engine_does_not_get_them_all(at: int) -> None:
     pool = DyingPool(*[at] * 10)
     with pytest.raises(ReplicaLost):
-        await service(pool).collect("r", PROMPT)
+        await service(pool).answer("r", PROMPT)
     assert len(pool.requests) == MAX_REPLICAS
