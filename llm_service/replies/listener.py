@@ -8,6 +8,7 @@ import itertools
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
+from typing import cast
 
 from llm_service.messages import Chunk
 from llm_service.replies.wire import SECRET_BYTES, FrameReader, ReplyAddress, WireError
@@ -138,8 +139,7 @@ class _Connection(asyncio.Protocol):
         self._begun: set[int] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are none by class
         self._listener.note(self, here=True)
         self._deadline = asyncio.get_running_loop().call_later(GREETING_SECONDS, self.abort)
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +27,13 @@ FULL = Chunk(
     151645,
     EngineUsage(10, 2, 4, {"queue": 0.5, "prefill": 0.25}),
 )
+
+
+@pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy], ids=["asyncio", "uvloop"])
+def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
+    """Serve's replicas run on uvloop."""
+    policy: asyncio.AbstractEventLoopPolicy = request.param()
+    return policy
 
 
 @pytest.fixture
