@@ -84,6 +84,11 @@ class EngineLanguagePool:
     ) -> AsyncIterator[Chunk]:
         return self.engine.generate(request_id, prompt, items, sampling)
 
+    async def answer(
+        self, request_id: str, prompt: Prompt, items: list[VisionItem], sampling: SamplingOptions
+    ) -> list[Chunk]:
+        return await self.engine.answer(request_id, prompt, items, sampling)
+
     async def ready(self) -> bool:
         return True
 
