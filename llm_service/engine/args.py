@@ -19,8 +19,6 @@ from shared.model_config import PARAMS, Config, config_file
 from shared.radio import language as text_config
 from shared.tracing import traces_url
 
-#: image embeddings that the connector holds or fetches at a time, bytes
-PREFETCH_BYTES = 1 << 30
 #: images per prompt as far as the engine is concerned; the API has its own, lower limit
 MAX_IMAGES = 1024
 
@@ -98,7 +96,7 @@ def engine_args(
             ec_connector_extra_config={
                 "cache": cache.model_dump(mode="json"),
                 "cache_url": cache_url,
-                "prefetch_bytes": PREFETCH_BYTES,
+                "prefetch_bytes": language.prefetch_mib << 20,
                 "owner": os.getpid(),
                 "telemetry": telemetry.model_dump(mode="json"),
             },

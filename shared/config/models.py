@@ -120,6 +120,8 @@ class LanguageSettings(PoolSettings):
         kv_cache_gib: size of the KV cache on CPU, GiB.
         enforce_eager: no compilation and no CUDA graphs in the engine: starts faster, decodes slower.
         prefix_caching: vLLM's prefix cache; models with Mamba layers run without it.
+        prefetch_mib: image embeddings that a replica holds at a time, MiB: those of its requests, and then earlier ones
+            until their room is needed.
         seed: seed of the engine.
         target_ongoing: running and waiting requests per replica that autoscaling aims at.
         target_kv_use: share of the KV cache in use per replica that autoscaling aims at, 0 to 1.
@@ -135,6 +137,7 @@ class LanguageSettings(PoolSettings):
     kv_cache_gib: int = Field(1, ge=1)
     enforce_eager: bool = True
     prefix_caching: bool = True
+    prefetch_mib: int = Field(1024, ge=1)
     seed: int = 0
     target_ongoing: float = Field(32, gt=0)
     target_kv_use: float = Field(0.8, gt=0, le=1)
