@@ -25,26 +25,35 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600 + FILES)]
 
 #: share of whole captions that the demo model gets right, from its card and through the whole service
 HELD_OUT = (0.967, 0.984)
-#: what the driver and the workers may grow by, from a tenth of the rows to all of them
+#: what the driver and a worker may grow by, from a tenth of the rows to all of them
 GROWTH = 96 << 20
+
+
+def own(process: psutil.Process) -> int:
+    """Resident memory that no other process maps, bytes."""
+    memory = process.memory_info()
+    return int(memory.rss - memory.shared)
 
 
 @contextmanager
 def watched_memory() -> Iterator[dict[str, int]]:
-    """Peak resident memory of this process and of the job's workers, bytes, looked at twice a second."""
-    peaks = {"driver": 0, "workers": 0}
+    """Peak memory of this process and of the largest of the job's workers, bytes, looked at twice a second.
+
+    Their own: without shared pages, since Ray's object store, whose size is set, is mapped into all of them bit by bit.
+    Of one worker, since how many there are is the settings' and the queue's affair.
+    """
+    peaks = {"driver": 0, "worker": 0}
     stop = threading.Event()
 
     def watch() -> None:
+        shown = 0.0
         while not stop.wait(0.5):
-            workers = 0
-            for process in psutil.process_iter(["cmdline"]):
-                with suppress(psutil.Error):
-                    title = " ".join(process.info["cmdline"] or ())
-                    if "CaptionWorker" in title and process.environ().get(RUN_VARIABLE) == os.environ[RUN_VARIABLE]:
-                        workers += process.memory_info().rss
-            peaks["workers"] = max(peaks["workers"], workers)
-            peaks["driver"] = max(peaks["driver"], psutil.Process().memory_info().rss)
+            workers = [own(process) for process in caption_workers()]
+            peaks["worker"] = max(peaks["worker"], *workers, 0)
+            peaks["driver"] = max(peaks["driver"], own(psutil.Process()))
+            if time.monotonic() - shown > 20:
+                shown = time.monotonic()
+                print(f"workers: {[size >> 20 for size in workers]} MiB")
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -53,6 +62,15 @@ def watched_memory() -> Iterator[dict[str, int]]:
     finally:
         stop.set()
         thread.join()
+
+
+def caption_workers() -> Iterator[psutil.Process]:
+    """The workers of this run's job."""
+    for process in psutil.process_iter(["cmdline"]):
+        with suppress(psutil.Error):
+            title = " ".join(process.info["cmdline"] or ())
+            if "CaptionWorker" in title and process.environ().get(RUN_VARIABLE) == os.environ[RUN_VARIABLE]:
+                yield process
 
 
 def test_a_large_folder(pools: Service, settings: Settings, tmp_path: Path) -> None:
