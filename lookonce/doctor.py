@@ -167,7 +167,7 @@ def _local_tier(settings: Settings) -> Finding:
 
 
 def _port(settings: Settings) -> Finding:
-    from lookonce.service import check_port
+    from lookonce.checks import check_port
 
     where = f"{settings.http.host}:{settings.http.port}"
     check: Callable[[str, int], None] = check_port

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from lookonce.checks import check_models
 from lookonce.reloading import refusals, replaced
-from lookonce.service import Service, check_models, deploy
+from lookonce.service import Service, deploy
 from shared.config import PoolSettings, Settings
 from shared.errors import ConfigError, Unavailable
 

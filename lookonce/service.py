@@ -19,15 +19,14 @@ from types import FrameType
 
 import psutil
 
+from lookonce.checks import check_cache, check_models, check_port
 from lookonce.loopback import ray_on_loopback
 from lookonce.worker import WORKER_HOOK
 from shared import metrics
 from shared.cache.local import remove_unused
-from shared.cache.topology import check_topology
 from shared.config import Settings
 from shared.environment import temporary_environment
-from shared.errors import ConfigError, Unavailable
-from shared.families import family_of, read_config
+from shared.errors import Unavailable
 from shared.local_redis import LocalRedis
 
 Report = Callable[[str], None]
@@ -62,44 +61,6 @@ def free_port(host: str = "127.0.0.1") -> int:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def check_port(host: str, port: int) -> None:
-    """Refuses a port that is taken, before minutes go into loading models.
-
-    Raises:
-        ConfigError: says how to choose another.
-    """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {host}:{port} ({error.strerror}); choose another with --port or http.port"
-            ) from error
-
-
-def check_models(settings: Settings) -> None:
-    """Refuses models that cannot be served, before anything is started. An encoder alone gives embeddings.
-
-    Raises:
-        ConfigError: no such folder.
-        CheckpointError: a folder whose configuration is of no known family.
-    """
-    for model in settings.models:
-        if not model.checkpoint.is_dir():
-            if settings.ray.address:  # another machine's folder, perhaps
-                continue
-            raise ConfigError(f"model {model.name}: there is no folder {model.checkpoint}; set its checkpoint")
-        family_of(read_config(model.checkpoint), model.checkpoint)
-
-
-def _check_cache(settings: Settings) -> None:
-    if settings.ray.address and settings.cache.url is None:
-        raise ConfigError(
-            "a private Redis serves one machine; with ray.address set cache.url to a Redis that all nodes reach"
-        )
 
 
 @dataclass(frozen=True)
@@ -139,10 +100,8 @@ def service(settings: Settings, report: Report = lambda _: None) -> Iterator[Ser
     if settings.http.port == 0:
         settings = settings.model_copy(update={"http": settings.http.model_copy(update={"port": free_port()})})
     check_models(settings)
-    _check_cache(settings)
     check_port(settings.http.host, settings.http.port)
-    if settings.cache.url:
-        check_topology(settings.cache, settings.cache.url)
+    check_cache(settings)
     with ExitStack() as stack:
         stack.callback(remove_unused)  # last: Ray kills replicas, which then cannot leave their node's tier
         folder = _run_folder(stack)

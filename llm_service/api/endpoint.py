@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from llm_service.api.access import Tenant
 from llm_service.api.accounts import measured, observe_engine, observe_images
-from llm_service.api.chat import ImageService, ModelService, Prepared
+from llm_service.api.chat import ImageService, ModelService
 from llm_service.api.responses import ChatWriter, TextWriter, Writer, error_body, report_body, usage_body
 from llm_service.api.schemas import Body, ChatCompletionRequest, CompletionRequest
-from llm_service.api.vision import gather_or_cancel
+from llm_service.api.several import collected, final_usage, generated, items_of
 from llm_service.messages import Chunk, EngineUsage
 from shared.cache import AsyncEmbeddingCache
 from shared.config import HttpSettings
@@ -168,8 +168,8 @@ class Endpoint:
     async def _completion(self, request: Request, service: ModelService, tenant: Tenant) -> dict[str, Any]:
         async with self.deadline():
             prepared = await service.prepare(request, tenant.salt)
-            chunks = await _collected(service, prepared)
-        usage, items = _final_usage(chunks, prepared), _items(prepared)
+            chunks = await collected(service, prepared)
+        usage, items = final_usage(chunks, prepared), items_of(prepared)
         self._observe(request, items, usage)
         report = report_body(usage, items) if request.timings else None
         return _writer(request).whole(chunks, request.answers, usage_body(usage, items), report)
@@ -187,7 +187,7 @@ class Endpoint:
             try:
                 async with asyncio.timeout(self._settings.request_timeout):
                     prepared = await service.prepare(request, tenant.salt)
-                    async with aclosing(_generated(service, prepared)) as stream:
+                    async with aclosing(generated(service, prepared)) as stream:
                         async for chunk in stream:
                             if not chunks and (openings := writer.openings(request.answers)):
                                 yield "".join(map(_event, openings))
@@ -202,7 +202,7 @@ class Endpoint:
                     raise
                 yield _event(error_body(error))
             else:
-                usage, items = _final_usage(chunks, prepared), _items(prepared)
+                usage, items = final_usage(chunks, prepared), items_of(prepared)
                 self._observe(request, items, usage)
                 if (request.stream_options and request.stream_options.include_usage) or request.timings:
                     report = report_body(usage, items) if request.timings else None
@@ -252,70 +252,3 @@ async def _prepend(first: str, rest: AsyncGenerator[str, None]) -> AsyncIterator
         yield first
         async for event in rest:
             yield event
-
-
-async def _collected(service: ModelService, prepared: Sequence[Prepared]) -> list[Chunk]:
-    """All chunks of all prompts, numbered as in :func:`_generated`."""
-    if len(prepared) == 1:
-        return await service.answer(request_id.get(), prepared[0])
-    names = [f"{request_id.get()}-p{number}" for number in range(len(prepared))]
-    answers = await gather_or_cancel([service.answer(*named) for named in zip(names, prepared, strict=True)])
-    return [
-        replace(chunk, index=number * prompt.sampling.n + chunk.index)
-        for number, (prompt, chunks) in enumerate(zip(prepared, answers, strict=True))
-        for chunk in chunks
-    ]
-
-
-async def _generated(service: ModelService, prepared: Sequence[Prepared]) -> AsyncGenerator[Chunk, None]:
-    """Chunks of all prompts as they come; a prompt's answers are numbered after those of the prompts before it."""
-    if len(prepared) == 1:
-        async with aclosing(service.generate(request_id.get(), prepared[0])) as stream:
-            async for chunk in stream:
-                yield chunk
-        return
-    queue: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue()
-
-    async def forward(number: int, prompt: Prepared) -> None:
-        try:
-            async with aclosing(service.generate(f"{request_id.get()}-p{number}", prompt)) as stream:
-                async for chunk in stream:
-                    queue.put_nowait(replace(chunk, index=number * prompt.sampling.n + chunk.index))
-            queue.put_nowait(None)
-        except Exception as error:  # noqa: BLE001 - raised again where the queue is read
-            queue.put_nowait(error)
-
-    tasks = [asyncio.ensure_future(forward(number, prompt)) for number, prompt in enumerate(prepared)]
-    try:
-        running = len(tasks)
-        while running:
-            found = await queue.get()
-            if isinstance(found, Exception):
-                raise found
-            if found is None:
-                running -= 1
-            else:
-                yield found
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _items(prepared: Sequence[Prepared]) -> list[VisionItem]:
-    return [item for prompt in prepared for item in prompt.items]
-
-
-def _final_usage(chunks: Sequence[Chunk], prepared: Sequence[Prepared]) -> EngineUsage:
-    """Counts over all prompts; times of one of them."""
-    usages = [chunk.usage for chunk in chunks if chunk.usage is not None]
-    if len(usages) < len(prepared):
-        return EngineUsage(sum(len(p.prompt.token_ids) for p in prepared), sum(len(c.token_ids) for c in chunks))
-    if len(prepared) == 1:
-        return usages[-1]
-    return EngineUsage(
-        sum(usage.prompt_tokens for usage in usages),
-        sum(usage.completion_tokens for usage in usages),
-        sum(usage.prefix_cached_tokens for usage in usages),
-        usages[-1].timings,
-    )

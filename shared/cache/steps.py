@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import random
 import re
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,12 +18,14 @@ from typing import Any, TypeAlias, TypeVar
 
 from redis.exceptions import ResponseError
 
+from shared.cache.limit import WriteLimit
 from shared.cache.local import LocalTier
+from shared.cache.replies import digest_of, header_of, information_of, number, record_of, string
 from shared.cache.resp import Command, Parts
 from shared.cache.stats import CacheStats
 from shared.config import CacheSettings
-from shared.keys import lease_key, open_alias, seal_alias, wake_channel
-from shared.records import HEADER_BYTES, Buffer, RecordError, RecordHeader, check_record, read_header
+from shared.keys import lease_key, seal_alias, wake_channel
+from shared.records import HEADER_BYTES, Buffer, RecordError, RecordHeader
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +36,6 @@ Steps: TypeAlias = Generator[Sequence[Command], list[Any], Result]
 WAIT_POLL = 1.0
 #: and never more often than this, even if the lease is about to end
 SHORTEST_PAUSE = 0.05
-#: Redis's memory limit is read again this often, seconds
-LIMIT_PERIOD = 30.0
-#: a record above this share of ``maxmemory`` would evict everybody else's
-LARGEST_SHARE = 8
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ class Operations:
         self._local = local
         self._lease = _milliseconds(settings.lease)
         self._life: Command = () if settings.ttl is None else ("PX", _milliseconds(settings.ttl))
-        self._limit = _Limit()
+        self._limit = WriteLimit()
 
     def describe(self, key: str) -> Steps[RecordHeader | None]:
         """The header of a record that is there in full length."""
@@ -94,7 +91,7 @@ class Operations:
         replies = iter((yield [*chain.from_iterable(ask)]))
         found: dict[str, RecordHeader | None] = {}
         for key, head, length in zip(distinct, replies, replies, strict=True):
-            found[key] = yield from self._checked("describe", key, partial(_header, head, length, key))
+            found[key] = yield from self._checked("describe", key, partial(header_of, head, length, key))
         for key in keys:
             self._stats.record("describe", "miss" if found[key] is None else "hit")
         return [found[key] for key in keys]
@@ -125,7 +122,7 @@ class Operations:
         return [found[key] for key in keys]
 
     def _fetched(self, key: str, reply: Any, asked: float) -> Steps[Buffer | None]:
-        record = yield from self._checked("fetch", key, partial(_record, reply, key))
+        record = yield from self._checked("fetch", key, partial(record_of, reply, key))
         self._stats.record("fetch", "miss" if record is None else "hit")
         if record is not None:
             self._stats.moved(read=len(record))
@@ -134,7 +131,7 @@ class Operations:
 
     def _confirmed(self, key: str, copy: memoryview, reply: Any, asked: float) -> Steps[bool]:
         """Whether Redis has the record that the node has: the same header, which holds the payload's checksum."""
-        head = yield from self._checked("fetch", key, partial(_bytes, reply))
+        head = yield from self._checked("fetch", key, partial(string, reply))
         if head is None or head != copy[:HEADER_BYTES]:
             self._local.drop(key)
             return False
@@ -146,7 +143,7 @@ class Operations:
         """Stores a record, its alias and the wake-up in one round trip."""
         if self._limit.claim_reading():
             (information,) = yield [("INFO", "memory")]
-            self._limit.learn(_information(information))
+            self._limit.learn(information_of(information))
         size = sum(map(len, record)) if isinstance(record, tuple) else len(record)
         if self._limit.refuses(size):
             self._stats.record("put", "refused")
@@ -178,7 +175,7 @@ class Operations:
         replies = yield [("GET", alias) for alias in distinct]
         found: dict[str, str | None] = {}
         for alias, reply in zip(distinct, replies, strict=True):
-            found[alias] = yield from self._checked("alias", alias, partial(_digest, reply, alias))
+            found[alias] = yield from self._checked("alias", alias, partial(digest_of, reply, alias))
         for alias in aliases:
             self._stats.record("alias", "miss" if found[alias] is None else "hit")
         return [found[alias] for alias in aliases]
@@ -188,12 +185,12 @@ class Operations:
         if not (names := list(keys)):
             return 0
         (deleted,) = yield [("UNLINK", *names)]
-        return _number(deleted)
+        return number(deleted)
 
     def count_up(self, key: str, life: float) -> Steps[int | None]:
         """Adds one to a counter, which lives for that many seconds from now."""
         reply, _ = yield [("INCR", key), ("PEXPIRE", key, _milliseconds(life))]
-        return _number(reply)
+        return number(reply)
 
     def counted_many(self, keys: Sequence[str]) -> Steps[list[int | None]]:
         """What counters say; 0 where there is none, or where the key holds something else."""
@@ -242,8 +239,8 @@ class Operations:
             ("GETRANGE", key, 0, HEADER_BYTES - 1),
             ("STRLEN", key),
         ]
-        header = yield from self._checked("describe", key, lambda: _header(head, length, key))
-        left = _number(lease)
+        header = yield from self._checked("describe", key, lambda: header_of(head, length, key))
+        left = number(lease)
         # -2: nobody holds it; -1: held without end
         return Look(header, None if left == -2 else WAIT_POLL if left < 0 else left / 1000)
 
@@ -257,7 +254,7 @@ class Operations:
         replies = yield [("INFO", "memory"), ("INFO", "stats"), ("INFO", "keyspace"), ("INFO", "cluster")]
         found: dict[str, str] = {}
         for reply in replies:
-            found |= _information(reply)
+            found |= information_of(reply)
         if found:  # "db0:keys=12,expires=0,…", a line for every database that holds something
             lines = [value for name, value in found.items() if re.fullmatch(r"db\d+", name)]
             found["keys"] = str(sum(int(line.split(",")[0].removeprefix("keys=")) for line in lines))
@@ -282,84 +279,5 @@ class Operations:
             return None
 
 
-class _Limit:
-    """Redis's ``maxmemory``, read now and then by one caller."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._bytes = 0
-        self._read_at = float("-inf")
-
-    def claim_reading(self) -> bool:
-        """Whether it is time to read it again; true for one caller."""
-        with self._lock:
-            now = time.monotonic()
-            stale = now - self._read_at > LIMIT_PERIOD
-            self._read_at = now if stale else self._read_at
-            return stale
-
-    def learn(self, information: dict[str, str]) -> None:
-        number = information.get("maxmemory", "")
-        if number.isdigit():
-            self._bytes = int(number)
-
-    def refuses(self, size: int) -> bool:
-        return bool(self._bytes) and size * LARGEST_SHARE > self._bytes
-
-
 def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
-
-
-def _bytes(reply: Any) -> Buffer | None:
-    """A string reply.
-
-    Raises:
-        RecordError: the key holds another type, or the reply makes no sense.
-        ResponseError: Redis refuses to read.
-    """
-    if reply is None or isinstance(reply, bytes | memoryview):
-        return reply
-    if isinstance(reply, ResponseError) and not str(reply).startswith("WRONGTYPE"):
-        raise reply
-    raise RecordError("type", f"the key holds no string ({type(reply).__name__})")
-
-
-def _number(reply: Any) -> int:
-    if isinstance(reply, int):
-        return reply
-    raise reply if isinstance(reply, ResponseError) else ResponseError(f"no number: {type(reply).__name__}")
-
-
-def _header(head: Any, length: Any, key: str) -> RecordHeader | None:
-    start = _bytes(head)
-    if not start or not (size := _number(length)):  # the entry may go between the two commands
-        return None
-    header = read_header(start, key)
-    if size != HEADER_BYTES + header.payload_bytes:
-        raise RecordError("truncated", f"{size} bytes where the header says {HEADER_BYTES + header.payload_bytes}")
-    return header
-
-
-def _record(reply: Any, key: str) -> Buffer | None:
-    record = _bytes(reply)
-    if record is not None:
-        check_record(record, key)
-    return record
-
-
-def _digest(reply: Any, alias: str) -> str | None:
-    sealed = _bytes(reply)
-    if sealed is None:
-        return None
-    if (digest := open_alias(alias, bytes(sealed))) is None:
-        raise RecordError("alias", "the alias does not carry its own seal")
-    return digest
-
-
-def _information(reply: Any) -> dict[str, str]:
-    """The lines of INFO; empty when Redis does not let us see them."""
-    if not isinstance(reply, bytes):
-        return {}
-    lines = reply.decode(errors="replace").splitlines()
-    return {line.split(":")[0]: line.split(":", 1)[1] for line in lines if ":" in line}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from encoder_service.checkpoints import LAYOUTS, check_encoder
-from lookonce.service import check_models
+from lookonce.checks import check_models
 from shared.config import load_settings
 from shared.errors import CheckpointError, ConfigError
 from shared.families import context_length, family_of, read_config, size_rule
