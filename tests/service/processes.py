@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import psutil
+
+from lookonce.service import RUN_VARIABLE
 
 #: Ray names its workers after what they run
 REPLICA = "ray::ServeReplica:lookonce:"
 
 
 def replicas() -> dict[str, psutil.Process]:
-    """Serve replicas and vLLM's engines below this process, by name and number."""
-    found = {}
+    """Serve replicas of this process's own service and vLLM's engines below them, by kind and number.
+
+    A test may have started other services beside it; and Ray adds what a replica does at the moment to its title.
+    """
+    found: dict[str, psutil.Process] = {}
+    run = os.environ.get(RUN_VARIABLE)
     for process in psutil.Process().children(recursive=True):
         try:
-            title = " ".join(process.cmdline())
+            title = process.cmdline()[:1]
+            if title and title[0].startswith(REPLICA) and process.environ().get(RUN_VARIABLE) == run:
+                found[f"replica {process.pid}"] = process
+                engines = [child for child in process.children(recursive=True) if _is_engine(child)]
+                found |= {f"engine {engine.pid}": engine for engine in engines}
         except psutil.Error:
             continue
-        if title.startswith((REPLICA, "VLLM::")):
-            found[f"{title.split()[0].removeprefix(REPLICA)} {process.pid}"] = process
     return found
+
+
+def _is_engine(process: psutil.Process) -> bool:
+    return any(word.startswith("VLLM::") for word in process.cmdline()[:1])
 
 
 def forget_peaks() -> None:
