@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/demo.yaml
 
-.PHONY: help setup demo serve test test-slow test-gpu chaos bench bench-encoder bench-mrope bench-cache bench-captioning bench-ingress bench-autoscaling bench-e2e capacity lint format clean
+.PHONY: help setup demo serve test test-slow test-gpu chaos bench bench-encoder bench-mrope bench-cache bench-captioning bench-ingress bench-autoscaling bench-e2e soak capacity lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -52,6 +52,9 @@ bench-autoscaling: setup  ## a recorded load, 1 to 50 clients and back, with a t
 
 bench-e2e: setup  ## the service beside a monolithic vllm serve; BENCH_E2E=--quick for a smoke test
 	@$(BIN)/python -m benchmarks.e2e $(BENCH_E2E)
+
+soak: setup  ## an hour of mixed load; memory of every process over time, with a plot; SOAK="--minutes 8" for less
+	@$(BIN)/python -m benchmarks.soak $(SOAK)
 
 capacity: setup  ## how large a cluster must be, from 10 to 100,000 requests a second
 	@$(BIN)/python -m benchmarks.capacity --table
