@@ -11,6 +11,10 @@ import os
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from shared.metric_files import keep_counting_without_room
+
+keep_counting_without_room()
+
 MULTIPROC_DIR = "PROMETHEUS_MULTIPROC_DIR"
 
 #: seconds; from a cache hit (about 1 ms) to a cold true-size tower on a CPU (tens of seconds)
