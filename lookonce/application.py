@@ -22,6 +22,7 @@ from llm_service.api.vision import ImageResolver
 from llm_service.deployment import LanguageReplica
 from llm_service.prompts import prompt_builder
 from lookonce.autoscaling import EncoderPolicy, LanguagePolicy
+from lookonce.ingress import IngressReplica
 from lookonce.reloading import encoder_parts, ingress_parts, language_parts
 from lookonce.routing import AffinityRouter
 from shared import log, metrics, tracing
@@ -33,6 +34,8 @@ from shared.sizing_radio import ONE_ROW
 
 APPLICATION = "lookonce"
 INGRESS = "ingress"
+#: what Ray calls the one node that is never taken away
+HEAD = "node:__internal_head__"
 #: Serve's defaults find a wedged replica only after 90 to 120 s
 HEALTH_PERIOD_S = 2.0
 HEALTH_TIMEOUT_S = 10.0
@@ -52,13 +55,14 @@ def language_name(model: ModelSettings) -> str:
     return f"language:{model.name}"
 
 
-def build(settings: Settings, cache_url: str, front: Settings | None = None) -> Application:
+def build(settings: Settings, cache_url: str, front: Settings | None = None, *, head: bool = True) -> Application:
     """The application, ready for ``serve.run``.
 
     Args:
         settings: the whole tree.
         cache_url: URL of the embedding cache, the same for every replica.
         front: settings of the ingress, while it still knows others than the pools.
+        head: whether HTTP is answered on the cluster's head only, or wherever Ray finds room.
     """
     front = front or settings
     pools = []
@@ -77,18 +81,18 @@ def build(settings: Settings, cache_url: str, front: Settings | None = None) -> 
         )
         pools.append(language.bind(settings, model, cache_url))
 
-    def asgi() -> FastAPI:  # Serve wants a plain function here
-        return build_ingress(front, cache_url)
-
+    options: dict[str, Any] = {"num_cpus": 0}
+    if head:
+        options["resources"] = {HEAD: 0.001}
     ingress = serve.deployment(
-        serve.ingress(asgi)(),
+        IngressReplica,
         name=INGRESS,
         num_replicas=front.http.replicas,
-        max_ongoing_requests=front.http.max_concurrent + 16,  # room for health checks and metrics under full load
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options=options,
         max_surge_percent=100,
+        user_config={},
     ).options(**_common(front), **_version(ingress_parts(front, cache_url)))
-    return ingress.bind(*pools)
+    return ingress.bind(front, cache_url, *pools)
 
 
 def _common(settings: Settings) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The application for those who declare it to Ray instead of running ``lookonce serve``: KubeRay and ``serve deploy``.
 
 ``import_path: lookonce.declared:application`` with ``args: {config: /etc/lookonce/served.yaml}``. Ray's own settings
-then come from the cluster; ``ray``, ``http.host`` and ``http.port`` of the file are not looked at.
+then come from the cluster, and ``ray`` of the file is not looked at. Declare ``proxy_location: Disabled``: the ingress
+answers HTTP itself, on every machine where Ray puts a replica of it.
 """
 
 from __future__ import annotations
@@ -35,4 +36,4 @@ def application(arguments: Arguments) -> Application:
     settings = load_settings(arguments.config)
     if settings.cache.url is None:
         raise ConfigError(f"{arguments.config}: set cache.url to a Redis that all nodes reach")
-    return build(settings, settings.cache.url)
+    return build(settings, settings.cache.url, head=False)

@@ -47,8 +47,6 @@ REPLICA_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     # a replica that fails its health checks does not get to finish anything
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-    # a proxy that imports for longer, on a busy machine, would be ended and the start fail
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
     # how often pools tell their load, seconds; Serve's default would make autoscaling 10 s late
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
@@ -194,7 +192,7 @@ def _start_serve(stack: ExitStack, settings: Settings, cache_url: str, report: R
     from ray import serve
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    serve.start(http_options={"host": settings.http.host, "port": settings.http.port})
+    serve.start(proxy_location="Disabled")  # the ingress answers HTTP itself
     stack.callback(_stop_serve, private=settings.ray.address is None)
     names = ", ".join(model.name for model in settings.models)
     report(f"Loading {names}: towers into the encoder pool, language models into vLLM")
@@ -227,11 +225,14 @@ def _stop_serve(*, private: bool) -> None:
     from ray import serve
 
     from lookonce.application import APPLICATION
+    from lookonce.door import close_all
 
     # deleting the application is enough: shutting Serve itself down prints faults of the controller that it kills
     drain = threading.Thread(target=serve.delete, args=(APPLICATION,), name="drain", daemon=True)
     drain.start()
     drain.join(DRAIN_SECONDS if private else None)
+    if not private:  # with a private Ray it ends anyway
+        close_all()
 
 
 def _end_leftovers(marker: str) -> None:

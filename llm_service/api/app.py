@@ -17,8 +17,9 @@ from llm_service.api.access import Access
 from llm_service.api.batches.routes import BODIES as BATCH_BODIES
 from llm_service.api.batches.routes import router as batch_router
 from llm_service.api.batches.service import running_batches
+from llm_service.api.departures import CancelOnDeparture
 from llm_service.api.endpoint import Backend, Endpoint
-from llm_service.api.middleware import BodyLimit, RequestId
+from llm_service.api.middleware import ID_IN_SCOPE, BodyLimit, RequestId
 from llm_service.api.openapi import document
 from llm_service.api.responses import error_body
 from llm_service.api.routes import BODIES, router
@@ -26,6 +27,7 @@ from llm_service.api.state import State
 from llm_service.api.uploads import Uploads
 from shared.config import AccessSettings, BatchSettings, HttpSettings
 from shared.errors import LookonceError, RequestError, RetryableError, Unauthorized
+from shared.log import NO_REQUEST, request_id
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ def create_app(
 
     app = FastAPI(title="lookonce", version="0.1.0", lifespan=lifespan)
     larger = {"/v1/files": batches.max_file_bytes + FORM_BYTES}
+    app.add_middleware(CancelOnDeparture)
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes, larger=larger)
     if access.cors_origins:
         app.add_middleware(
@@ -100,7 +103,9 @@ def _add_error_handlers(app: FastAPI) -> None:
         return JSONResponse(error_body(wrapped), status_code=error.status_code, headers=error.headers)
 
     @app.exception_handler(Exception)
-    async def on_bug(_: Request, error: Exception) -> JSONResponse:
+    async def on_bug(request: Request, error: Exception) -> JSONResponse:
+        own = request.scope.get(ID_IN_SCOPE, NO_REQUEST)
+        request_id.set(own)  # this handler stands outside of the middleware that did
         logger.exception("unexpected error", exc_info=error)
         hidden = LookonceError("an internal error; the log has the details under this response's x-request-id")
-        return JSONResponse(error_body(hidden), status_code=500)
+        return JSONResponse(error_body(hidden), status_code=500, headers={"X-Request-Id": own})

@@ -14,13 +14,15 @@ from shared import tracing
 from shared.errors import PayloadTooLarge, RequestError
 from shared.log import request_id
 
+#: where a request's scope keeps its id, for who stands outside of :class:`RequestId`
+ID_IN_SCOPE = "lookonce.request_id"
 _HARMLESS = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class RequestId:
-    """Makes the request's id known to everything below: the client's ``X-Request-Id``, or the one that Serve gave.
+    """Makes the request's id known to everything below, and to the client: its own ``X-Request-Id``, or a new one.
 
-    Serve's proxy sends the id back to the client. An id with unusual characters is replaced before it reaches a log.
+    An id with unusual characters is replaced before it reaches a log.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -32,9 +34,17 @@ class RequestId:
             await self._app(scope, receive, send)
             return
         given = dict(scope["headers"]).get(b"x-request-id", b"")
-        token = request_id.set(given.decode() if _HARMLESS.fullmatch(given) else uuid.uuid4().hex)
+        own = given if _HARMLESS.fullmatch(given) else uuid.uuid4().hex.encode()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", own)]
+            await send(message)
+
+        scope[ID_IN_SCOPE] = own.decode()
+        token = request_id.set(own.decode())
         try:
-            await self._traced(scope, receive, send)
+            await self._traced(scope, receive, send_with_id)
         finally:
             request_id.reset(token)
 

@@ -192,6 +192,12 @@ async def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
 
+@router.get("/-/healthz", include_in_schema=False)
+async def serve_healthz() -> PlainTextResponse:
+    """What Ray's operator for Kubernetes asks of every machine, in the words that it looks for."""
+    return PlainTextResponse("success")
+
+
 @router.get(
     "/readyz",
     responses=answer({"model": Readiness}) | faults(500, 503),

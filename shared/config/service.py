@@ -85,6 +85,7 @@ class HttpSettings(Section):
         replicas: processes that answer HTTP; limits of requests and rates count in each by itself.
         max_concurrent: requests in work at once in each of them; more are answered 429.
         request_timeout: deadline of one request, seconds.
+        keep_alive: an idle connection is closed after so long, seconds; longer than a load balancer in front keeps it.
     """
 
     host: str = "127.0.0.1"
@@ -93,6 +94,7 @@ class HttpSettings(Section):
     replicas: int = Field(1, ge=1)
     max_concurrent: int = Field(512, ge=1)
     request_timeout: Seconds = 120.0
+    keep_alive: Seconds = 75.0
 
 
 class TenantSettings(Section):

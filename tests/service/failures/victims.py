@@ -17,6 +17,7 @@ TITLES = {
     "encoder": "ServeReplica:lookonce:encoder:",
     "language": "ServeReplica:lookonce:language:",
     "ingress": "ServeReplica:lookonce:ingress",
+    "door": "ray::Door",
     "engine": "VLLM::EngineCore",
     "redis": "redis-server",
     "controller": "ServeController",
