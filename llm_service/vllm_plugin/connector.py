@@ -26,6 +26,7 @@ from llm_service.vllm_plugin.identity import Unhashable, item_digest, model_name
 from llm_service.vllm_plugin.prefetch import Need, Prefetcher
 from llm_service.vllm_plugin.saver import Saver
 from shared.cache import EmbeddingCache
+from shared.cache.topology import refuse_cluster
 from shared.errors import ConfigError
 from shared.keys import Namespace
 from shared.record_values import Encoding
@@ -58,7 +59,7 @@ class RedisECConnector(PrefetchingConnector):
     """See the module. Extra configuration: :class:`~llm_service.vllm_plugin.connector_settings.ConnectorSettings`.
 
     Raises:
-        ConfigError: the configuration cannot be used.
+        ConfigError: the configuration cannot be used, or Redis is a node of a Redis Cluster.
     """
 
     def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
@@ -73,6 +74,7 @@ class RedisECConnector(PrefetchingConnector):
                 self._saver = Saver(self._cache, settings.save_mib << 20, Encoding[settings.records.upper()])
             return
         _check(vllm_config, settings.fingerprint)
+        refuse_cluster(self._cache)
         model = vllm_config.model_config
         self._width: int = model.get_inputs_embeds_size()
         self._itemsize: int = model.dtype.itemsize

@@ -7,7 +7,8 @@ from shared.config import CacheSettings
 from shared.errors import ConfigError
 
 CLUSTER_REFUSED = (
-    "cache.url leads to a Redis Cluster, which refuses most of our keys; point it at one Redis outside of any cluster"
+    "this is a node of a Redis Cluster, which refuses most of our keys; point cache.url (redis_url of RedisECConnector) "
+    "at one Redis outside of any cluster"
 )
 
 
@@ -16,15 +17,24 @@ def is_cluster(told: dict[str, str]) -> bool:
     return told.get("cluster_enabled") == "1"
 
 
+def refuse_cluster(cache: EmbeddingCache) -> None:
+    """Asks the Redis of a cache what it is; one that does not answer now is nobody's fault.
+
+    Raises:
+        ConfigError: it is a node of a cluster.
+    """
+    if is_cluster(cache.info()):
+        raise ConfigError(CLUSTER_REFUSED)
+
+
 def check_topology(settings: CacheSettings, url: str) -> None:
-    """Refuses a Redis Cluster; a Redis that does not answer now is nobody's fault.
+    """Refuses a Redis Cluster, as :func:`refuse_cluster` does.
 
     Raises:
         ConfigError: it is a node of a cluster, or the URL cannot be used.
     """
     cache = EmbeddingCache(settings, url)
     try:
-        if is_cluster(cache.info()):
-            raise ConfigError(CLUSTER_REFUSED)
+        refuse_cluster(cache)
     finally:
         cache.close()

@@ -6,9 +6,13 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
+from vllm.engine.arg_utils import EngineArgs
 
+from llm_service.vllm_plugin.connector import RedisECConnector
 from lookonce.doctor import examine
 from lookonce.service import service
 from shared.cache import EmbeddingCache
@@ -16,6 +20,8 @@ from shared.cache.topology import CLUSTER_REFUSED, check_topology
 from shared.config import CacheSettings, load_settings
 from shared.errors import ConfigError
 from shared.local_redis import LocalRedis, find_server
+from tests.llm_service.qwen2vl import write_qwen2vl
+from tests.llm_service.stock import CONNECTOR
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,6 +67,17 @@ def test_one_redis_is_accepted_and_so_is_one_that_is_silent(tmp_path: Path) -> N
     check_topology(CacheSettings(timeout=2.0), server.url)
     server.stop()
     check_topology(CacheSettings(timeout=0.2), server.url)
+
+
+def test_the_connector_of_stock_vllm_refuses_a_cluster(cluster: str, tmp_path: Path) -> None:
+    """The scheduler's half, as vLLM makes it while the engine starts."""
+    transfer: dict[str, Any] = {**CONNECTOR, "ec_role": "ec_both", "ec_connector_extra_config": {"redis_url": cluster}}
+    config = EngineArgs(
+        model=str(write_qwen2vl(tmp_path / "m")), enforce_eager=True, max_model_len=512, ec_transfer_config=transfer
+    ).create_engine_config()
+    with pytest.raises(ConfigError) as refused:
+        RedisECConnector(config, ECConnectorRole.SCHEDULER)
+    assert refused.value.message == CLUSTER_REFUSED
 
 
 @pytest.mark.parametrize("url", ["redis+sentinel://one:26379/mymaster", "sentinel://one:26379"])
