@@ -131,7 +131,7 @@ def held(path: Path, what: str) -> Iterator[None]:
 
     Raises:
         InUse: another process holds it.
-        ConfigError: the file cannot be made.
+        StorageError, ConfigError: the file cannot be made or written.
     """
     with storage_errors(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -141,8 +141,9 @@ def held(path: Path, what: str) -> Iterator[None]:
         except OSError as error:
             owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "?"
             raise InUse(f"process {owner} is at work on {what}; wait for it, or end it first") from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with storage_errors(path):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)

@@ -26,7 +26,7 @@ from llm_service.api.routes import BODIES, router
 from llm_service.api.state import State
 from llm_service.api.uploads import Uploads
 from shared.config import AccessSettings, BatchSettings, HttpSettings
-from shared.errors import LookonceError, RequestError, RetryableError, Unauthorized
+from shared.errors import LookonceError, RequestError, RetryableError, StorageError, Unauthorized
 from shared.log import NO_REQUEST, request_id
 
 logger = logging.getLogger(__name__)
@@ -99,6 +99,9 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
+        if isinstance(error.__cause__, OSError):  # a large part of a form goes through a file; no fault of the client's
+            logger.error("a body found no room: %s", error.__cause__)
+            return await on_lookonce_error(request, StorageError("no space left here for this body; try again later"))
         wrapped = RequestError(f"{request.method} {request.scope['path']}: {error.detail}")
         return JSONResponse(error_body(wrapped), status_code=error.status_code, headers=error.headers)
 

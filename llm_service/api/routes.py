@@ -139,7 +139,9 @@ def _card(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "lookonce"}
 
 
-@router.post("/v1/images", response_model=UploadedImage, response_model_exclude_unset=True, responses=_WORK)
+@router.post(
+    "/v1/images", response_model=UploadedImage, response_model_exclude_unset=True, responses=_WORK | faults(507)
+)
 async def upload_image(
     state: StateOf, tenant: TenantOf, file: Annotated[UploadFile, File()], model: Annotated[str | None, Form()] = None
 ) -> dict[str, Any]:

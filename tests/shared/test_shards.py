@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,17 @@ def test_a_full_disk_leaves_the_store_as_it_was(small_disk: Path) -> None:
     with ShardStore(small_disk / "job", JOB, JsonLines()) as again:
         assert list(again.rows()) == kept
         assert again.lost() == []
+
+
+def test_a_lock_on_a_full_disk_is_refused_in_a_sentence(small_disk: Path) -> None:
+    with (small_disk / "ballast").open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(b"x" * 4096):
+            pass
+    with pytest.raises(StorageError, match="no space left"), held(small_disk / "lock", "a job"):
+        pass
+    (small_disk / "ballast").unlink()
+    with held(small_disk / "lock", "a job"):
+        pass
 
 
 def test_a_full_disk_does_not_tear_a_manifest(small_disk: Path) -> None:
