@@ -22,7 +22,8 @@ from typing import Any
 
 import httpx
 
-from lookonce.service import free_port, running
+from lookonce.listening import free_port
+from lookonce.service import running
 from shared.config import load_settings
 from tools.stock_server import stock_server
 

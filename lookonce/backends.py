@@ -13,7 +13,8 @@ from llm_service.captioning.desks import Desk, PoolDesk
 from llm_service.captioning.http_desk import HttpDesk, described
 from llm_service.captioning.question import checkpoint_fingerprint
 from lookonce.client import key_headers
-from lookonce.service import Report, Service, free_port, ray_running, service
+from lookonce.listening import free_port
+from lookonce.service import Report, Service, ray_running, service
 from shared.config import ModelSettings, Settings
 from shared.errors import ConfigError
 from shared.families import has_language

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-
+from lookonce.listening import listen
 from shared.cache.topology import check_topology
 from shared.config import Settings
 from shared.errors import ConfigError
@@ -16,14 +15,12 @@ def check_port(host: str, port: int) -> None:
     Raises:
         ConfigError: says how to choose another.
     """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {host}:{port} ({error.strerror}); choose another with --port or http.port"
-            ) from error
+    try:
+        listen(host, port).close()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another with --port or http.port"
+        ) from error
 
 
 def check_models(settings: Settings) -> None:

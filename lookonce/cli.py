@@ -20,8 +20,9 @@ from lookonce.commands import cache
 from lookonce.commands.caption import caption
 from lookonce.commands.reload import hangups, obey, reload_command
 from lookonce.commands.top import top
+from lookonce.listening import free_port
 from lookonce.report import answer_table
-from lookonce.service import free_port, interruptible, running, service
+from lookonce.service import interruptible, running, service
 from shared import log
 from shared.config import Dtype, Settings, load_settings
 from shared.errors import LookonceError, RequestError, Unavailable

@@ -18,9 +18,9 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from lookonce.listening import listen
+
 NAMESPACE = "lookonce-doors"
-#: connections that wait for a replica, at most
-BACKLOG = 2048
 #: an unused door ends after so long; a replica that died is back by then
 PATIENCE_S = 60.0
 #: what a replica says: it wants the socket, or it brings the one it has, since the process that kept it has died
@@ -95,16 +95,6 @@ class Door:
                 return
             shutil.rmtree(self._folder, ignore_errors=True)
             ray.kill(ray.get_runtime_context().current_actor)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening TCP socket.
-
-    Raises:
-        OSError: the address is taken, or not of this machine.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
 
 def door(host: str, port: int) -> ActorHandle[Door]:

@@ -13,7 +13,8 @@ import uvicorn
 from ray.exceptions import RayActorError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lookonce.door import BACKLOG, door, enter
+from lookonce.door import door, enter
+from lookonce.listening import BACKLOG
 from shared.config import Settings
 
 if TYPE_CHECKING:

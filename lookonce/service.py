@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import tempfile
 import threading
 import warnings
@@ -20,6 +19,7 @@ from types import FrameType
 import psutil
 
 from lookonce.checks import check_cache, check_models, check_port
+from lookonce.listening import base_url, free_port
 from lookonce.loopback import ray_on_loopback
 from lookonce.worker import WORKER_HOOK
 from shared import metrics
@@ -51,14 +51,6 @@ REPLICA_ENVIRONMENT = {
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
 }
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass(frozen=True)
@@ -96,7 +88,9 @@ def service(settings: Settings, report: Report = lambda _: None) -> Iterator[Ser
         Unavailable: a replica that could not start.
     """
     if settings.http.port == 0:
-        settings = settings.model_copy(update={"http": settings.http.model_copy(update={"port": free_port()})})
+        settings = settings.model_copy(
+            update={"http": settings.http.model_copy(update={"port": free_port(settings.http.host)})}
+        )
     check_models(settings)
     check_port(settings.http.host, settings.http.port)
     check_cache(settings)
@@ -106,7 +100,7 @@ def service(settings: Settings, report: Report = lambda _: None) -> Iterator[Ser
         cache_url = settings.cache.url or _private_redis(stack, settings, folder, report)
         _start_ray(stack, settings, folder, report)
         _start_serve(stack, settings, cache_url, report)
-        yield Service(f"http://{settings.http.host}:{settings.http.port}", cache_url, settings)
+        yield Service(base_url(settings.http.host, settings.http.port), cache_url, settings)
         report("Stopping")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from lookonce.service import free_port
+from lookonce.listening import free_port
 
 START_SECONDS = 600.0
 

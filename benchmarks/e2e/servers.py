@@ -15,7 +15,7 @@ import httpx
 import psutil
 import yaml
 
-from lookonce.service import free_port
+from lookonce.listening import free_port
 from shared.local_redis import LocalRedis
 
 #: in the environment of every process of one side

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import yaml
 
-from lookonce.service import free_port
+from lookonce.listening import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 START_SECONDS = 300.0

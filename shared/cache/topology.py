@@ -7,8 +7,8 @@ from shared.config import CacheSettings
 from shared.errors import ConfigError
 
 CLUSTER_REFUSED = (
-    "this is a node of a Redis Cluster, which refuses most of our keys; point cache.url (redis_url of RedisECConnector) "
-    "at one Redis outside of any cluster"
+    "this is a node of a Redis Cluster, which refuses most of our keys; "
+    "point cache.url (redis_url of RedisECConnector) at one Redis outside of any cluster"
 )
 
 

@@ -24,7 +24,7 @@ from llm_service.api.vision import ImageResolver
 from llm_service.messages import Chunk
 from llm_service.prompts import Prompt, prompt_builder
 from llm_service.sampling import SamplingOptions
-from lookonce.service import free_port
+from lookonce.listening import free_port
 from shared.cache import AsyncEmbeddingCache
 from shared.config import (
     AccessSettings,

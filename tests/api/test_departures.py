@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
 from llm_service.api.departures import CancelOnDeparture
-from lookonce.service import free_port
+from lookonce.listening import free_port
 from tests.api.conftest import await_start
 
 PATIENCE = 10.0

@@ -19,7 +19,7 @@ from llm_service.api.app import create_app
 from llm_service.api.chat import ImageService
 from llm_service.api.endpoint import Backend
 from llm_service.api.vision import ImageResolver
-from lookonce.service import free_port
+from lookonce.listening import free_port
 from shared import addresses
 from shared.cache import AsyncEmbeddingCache
 from shared.config import AccessSettings, CacheSettings, HttpSettings, ImageSettings, ModelSettings

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lookonce.door import Door, enter, listen
-from lookonce.service import free_port
+from lookonce.door import Door, enter
+from lookonce.listening import free_port, listen
 
 HOST = "127.0.0.1"
 

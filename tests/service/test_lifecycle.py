@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lookonce.service import free_port
+from lookonce.listening import free_port
 from shared.local_redis import LocalRedis
 from tests.service.conftest import MODEL, ROOT, image_part, metric, random_png, text_part, user
 

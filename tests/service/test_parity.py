@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from openai import OpenAI
 
-from lookonce.service import free_port
+from lookonce.listening import free_port
 from tests.service.conftest import ROOT, image_part, random_png, text_part, user
 from tools.checkpoints.pixtral import write_pixtral
 from tools.checkpoints.radio import Shape, write_radio

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from lookonce.service import free_port
+from lookonce.listening import free_port
 from shared.local_redis import find_server
 
 ROOT = Path(__file__).parent.parent.parent.parent

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lookonce.service import free_port
+from lookonce.listening import free_port
 from shared.config import Settings
 from tests.service.nodes.kit import Cluster, own_address, wait_for_port
 

@@ -15,7 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from lookonce.service import free_port, running
+from lookonce.listening import free_port
+from lookonce.service import running
 from shared.config import Settings
 from shared.errors import ConfigError
 from tests.service.nodes.kit import Cluster, Machine, can_isolate, cluster

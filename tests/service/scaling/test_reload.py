@@ -13,7 +13,7 @@ import httpx
 import pytest
 import yaml
 
-from lookonce.service import free_port
+from lookonce.listening import free_port
 from tests.service.conftest import ROOT
 from tests.service.scaling.kit import ask, body, replicas, within
 from tests.service.scaling.load import load
