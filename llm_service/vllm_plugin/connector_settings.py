@@ -16,7 +16,7 @@ class ConnectorSettings(Section):
     """What an operator may set.
 
     Attributes:
-        redis_url: ``redis://``, ``rediss://`` or ``unix://`` URL of the cache.
+        redis_url: URL of the cache, as in ``cache.url`` of the service.
         timeout: deadline of one operation, seconds; a request whose image is looked up waits no longer per batch.
         ttl: life of an entry, seconds; None leaves it to Redis's eviction.
         prefetch_mib: host memory for embeddings that requests need or needed, MiB.

@@ -27,7 +27,7 @@ out = Console()
 err = Console(stderr=True)
 
 Config = Annotated[Path, typer.Option("--config", "-c", help="YAML file whose cache.url and tenants to use.")]
-Url = Annotated[str | None, typer.Option("--redis", help="redis://, rediss:// or unix:// URL, instead of cache.url.")]
+Url = Annotated[str | None, typer.Option("--redis", help="URL of a Redis, instead of cache.url.")]
 Model = Annotated[str | None, typer.Option(help="Of this model only.")]
 Tenant = Annotated[str | None, typer.Option(help="Of this tenant only, by its name in access.tenants.")]
 Salt = Annotated[str | None, typer.Option(help="Of the tenant with this salt; for stock vLLM, a cache_salt.")]

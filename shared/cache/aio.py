@@ -25,6 +25,7 @@ from shared.cache.connections import (
 from shared.cache.links_aio import AsyncLink, AsyncRedisPyLink, AsyncWireLink
 from shared.cache.local import LocalTier
 from shared.cache.resp import Parts
+from shared.cache.sentinels import Place
 from shared.cache.stats import CacheStats
 from shared.cache.steps import Operations, Steps, next_pause
 from shared.cache.together import Together
@@ -41,8 +42,8 @@ Result = TypeVar("Result")
 class _Links:
     """Connections of one kind."""
 
-    make: Callable[[], AsyncLink]
-    idle: list[AsyncLink] = field(default_factory=list)
+    make: Callable[[Place | None], AsyncLink]
+    idle: list[tuple[Place | None, AsyncLink]] = field(default_factory=list)
 
 
 class AsyncEmbeddingCache:
@@ -54,7 +55,7 @@ class AsyncEmbeddingCache:
 
     Args:
         settings: deadlines, lease and life of entries.
-        url: ``redis://``, ``rediss://`` or ``unix://``.
+        url: as in ``cache.url``.
 
     Raises:
         ConfigError: the URL cannot be used.
@@ -69,11 +70,11 @@ class AsyncEmbeddingCache:
         self.local = LocalTier(settings.local, url, self.stats)
         self._operations = Operations(settings, self.stats, self.local)
         self._connections = AsyncConnections(settings, url)
-        self._small = _Links(lambda: AsyncRedisPyLink(self._connections.make()))
+        self._small = _Links(lambda place: AsyncRedisPyLink(self._connections.make(place)))
         self._large = self._small
-        if (address := self._connections.address) is not None:
+        if self._connections.address is not None:
             lender = Lender()
-            self._large = _Links(lambda: AsyncWireLink(address, lender))
+            self._large = _Links(lambda place: AsyncWireLink(self._connections.at(place), lender))
         self._room = asyncio.Semaphore(MAX_CONNECTIONS)
         self._writers = asyncio.Semaphore(MAX_WRITERS)
         self._waiters = 0
@@ -90,7 +91,7 @@ class AsyncEmbeddingCache:
         self.local.close()
         for links in (self._small, self._large):
             while links.idle:
-                await links.idle.pop().close()
+                await links.idle.pop()[1].close()
 
     async def describe(self, key: str) -> RecordHeader | None:
         """The header of a record, if there is a good one; the payload is not read."""
@@ -217,13 +218,14 @@ class AsyncEmbeddingCache:
                 limit or nullcontext(),
                 self._link(links or self._small) as link,
             ):
-                result = await _carry(link, steps)
+                result = await _carry(link, steps, self._connections)
         except ResponseError as error:
             self._breaker.succeeded()
             self.stats.record(operation, "rejected")
             logger.warning("Redis rejects %s: %s", operation, str(error)[:100])
             return instead() if instead else otherwise
         except FAULTS as error:
+            self._connections.doubt()
             self._breaker.failed()
             self.stats.record(operation, "error")
             logger.warning("cache %s failed: %s", operation, type(error).__name__)
@@ -235,7 +237,14 @@ class AsyncEmbeddingCache:
     async def _link(self, links: _Links) -> AsyncIterator[AsyncLink]:
         """A connection that has nothing of an earlier reply on it; whatever interrupts its use closes it."""
         async with self._room:
-            link = links.idle.pop() if links.idle else links.make()
+            place = await self._connections.find()
+            while links.idle:
+                where, link = links.idle.pop()
+                if where == place:
+                    break
+                await link.close()  # the master has moved
+            else:
+                link = links.make(place)
             try:
                 await link.open()
                 yield link
@@ -245,12 +254,13 @@ class AsyncEmbeddingCache:
             if self._closed:
                 await link.close()
             else:
-                links.idle.append(link)
+                links.idle.append((place, link))
 
     @asynccontextmanager
     async def _wakeups(self, channel: str) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
         """Yields a sleep that a message on the channel ends early; without a subscription, a plain sleep."""
-        listener = self._connections.make() if self._waiters < MAX_WAITERS else None
+        listener: Any = None
+        room = self._waiters < MAX_WAITERS
         self._waiters += 1
 
         async def wakeup(seconds: float) -> None:
@@ -268,37 +278,49 @@ class AsyncEmbeddingCache:
             await asyncio.sleep(until - time.monotonic())
 
         try:
-            if listener is not None and not await self._subscribe(listener, channel):
-                listener = None
+            if room:
+                listener = await self._subscribed(channel)
             yield wakeup
         finally:
             self._waiters -= 1
-            if listener is not None:
-                await listener.disconnect(nowait=True)
+            await _closed(listener)
 
-    async def _subscribe(self, listener: Any, channel: str) -> bool:
+    async def _subscribed(self, channel: str) -> Any:
+        """A connection that listens to the channel; None when there can be none."""
         if self._breaker.is_open:
-            return False
+            return None
+        listener: Any = None
         try:
             async with asyncio.timeout(self._settings.timeout):
+                listener = self._connections.make(await self._connections.find())
                 with sense():
                     await listener.connect()
                     await listener.send_command("SUBSCRIBE", channel)
                     await listener.read_response()
-            return True
+            return listener
         except FAULTS:
             # not the breaker's business: the channel may be forbidden; the look that follows tells
             self.stats.record("wait", "error")
-            await listener.disconnect(nowait=True)
-            return False
+        except BaseException:
+            await _closed(listener)
+            raise
+        await _closed(listener)
+        return None
 
 
-async def _carry(link: AsyncLink, steps: Steps[Result]) -> Result:
+async def _closed(listener: Any) -> None:
+    if listener is not None:
+        await listener.disconnect(nowait=True)
+
+
+async def _carry(link: AsyncLink, steps: Steps[Result], connections: AsyncConnections) -> Result:
     """Sends what the steps yield, gives them the replies, and returns their result."""
     try:
         commands = next(steps)
         while True:
-            commands = steps.send(await link.exchange(commands))
+            replies = await link.exchange(commands)
+            connections.heed(replies)
+            commands = steps.send(replies)
     except StopIteration as end:
         result: Result = end.value
         return result

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import redis.asyncio.connection
@@ -15,7 +17,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import InvalidResponse, RedisError
 from redis.retry import Retry
 
-from shared.cache.address import plain_address
+from shared.cache.address import Address, plain_address
+from shared.cache.sentinels import Master, Place, of_a_replica, read_sentinel_url
 from shared.config import CacheSettings
 from shared.errors import ConfigError
 
@@ -51,59 +54,153 @@ def options(settings: CacheSettings) -> dict[str, Any]:
     }
 
 
-def _url_options(url: str, parse: Any) -> dict[str, Any]:
-    try:
-        return dict(parse(url))
-    except ValueError as error:
-        raise ConfigError(f"cache.url cannot be used: {error}") from error
+class _Connections:
+    """What both kinds share.
+
+    Args:
+        settings: deadlines.
+        url: as in ``cache.url``.
+        parse: redis-py's reader of URLs, for the kind of connections.
+        default: redis-py's class of plain ones.
+        pinned: options that no URL changes.
+
+    Raises:
+        ConfigError: the URL cannot be used.
+    """
+
+    def __init__(self, settings: CacheSettings, url: str, parse: Any, default: Any, pinned: dict[str, Any]) -> None:
+        sentinel = read_sentinel_url(url)
+        try:
+            parsed = dict(parse(url if sentinel is None else sentinel.server))
+        except ValueError as error:
+            raise ConfigError(f"cache.url cannot be used: {error}") from error
+        #: for our own client; None when only redis-py can go there
+        self.address = plain_address(parsed, pinned)
+        self._master = None if sentinel is None else Master(sentinel)
+        # one share of an operation's time for each Sentinel, and one for Redis
+        self._share = settings.timeout / (len(sentinel.sentinels) + 1) if sentinel else 0.0
+        self._class = parsed.pop("connection_class", default)
+        self._options = parsed | pinned
+        self._credentials = {"username": None, "password": None, **(sentinel.credentials if sentinel else {})}
+        try:
+            self.make()
+        except (TypeError, ValueError, RedisError) as error:  # an option in the URL that redis-py does not know
+            raise ConfigError(f"cache.url cannot be used: {error}") from error
+
+    def make(self, place: Place | None = None) -> Any:
+        """A new connection of redis-py, not yet connected.
+
+        Args:
+            place: of the server, as found; None for the one in the URL.
+        """
+        return self._made(self._moved(place))
+
+    def at(self, place: Place | None) -> Address:
+        """Of our own client, where it can go; ``place`` as for :meth:`make`."""
+        assert self.address is not None, "only redis-py goes there"
+        return self.address if place is None else replace(self.address, host=place.host, port=place.port)
+
+    def doubt(self) -> None:
+        """The server that was used last did not answer."""
+        if self._master is not None:
+            self._master.doubt()
+
+    def heed(self, replies: Iterable[Any]) -> None:
+        """Looks whether these are answers of a replica."""
+        if self._master is not None and any(map(of_a_replica, replies)):
+            self._master.doubt()
+
+    def _moved(self, place: Place | None) -> dict[str, Any]:
+        return self._options if place is None else self._options | place._asdict()
+
+    def _sentinel(self, place: Place) -> Any:
+        return self._made(self._moved(place) | {"db": 0} | self._credentials)
+
+    def _made(self, options: dict[str, Any]) -> Any:
+        raise NotImplementedError
 
 
-class AsyncConnections:
+class AsyncConnections(_Connections):
     """Makes connections for an event loop; whoever uses one sets the deadline.
 
     Args:
         settings: deadlines.
-        url: ``redis://``, ``rediss://`` or ``unix://``.
+        url: ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://`` or ``rediss+sentinel://``.
 
     Raises:
         ConfigError: the URL cannot be used.
     """
 
     def __init__(self, settings: CacheSettings, url: str) -> None:
-        parsed = _url_options(url, redis.asyncio.connection.parse_url)
-        #: for our own client; None when only redis-py can go there
-        self.address = plain_address(parsed, options(settings))
-        self._class = parsed.pop("connection_class", redis.asyncio.connection.Connection)
         # with a timeout of its own redis-py sends under asyncio.wait_for, which in Python 3.11 swallows a cancellation
         # that comes in the wrong moment, and with it our deadline
-        self._options = parsed | options(settings) | {"socket_timeout": None}
-        _probe(self.make)
+        pinned = options(settings) | {"socket_timeout": None}
+        kind = redis.asyncio.connection
+        super().__init__(settings, url, kind.parse_url, kind.Connection, pinned)
 
-    def make(self) -> Any:
-        """A new connection, not yet connected."""
-        return self._class(**self._options, retry=AsyncRetry(NoBackoff(), 0))
+    async def find(self) -> Place | None:
+        """Where the server is; None for the one in the URL. Asks the Sentinels when there is reason to.
+
+        Raises:
+            RedisError, OSError, TimeoutError: none of them tells.
+        """
+        if (master := self._master) is None or (place := master.certain()) is not None:
+            return None if self._master is None else place
+        reasons: list[str] = []
+        for sentinel in master.sentinels:
+            connection = self._sentinel(sentinel)
+            try:
+                async with asyncio.timeout(self._share):
+                    with sense():
+                        await connection.connect()
+                        await connection.send_command(*master.question())
+                        return master.learn(sentinel, await connection.read_response())
+            except FAULTS as error:
+                reasons.append(_reason(sentinel, error))
+            finally:
+                await connection.disconnect(nowait=True)
+        return master.untold(reasons)
+
+    def _made(self, options: dict[str, Any]) -> Any:
+        return self._class(**options, retry=AsyncRetry(NoBackoff(), 0))
 
 
-class ThreadConnections:
+class ThreadConnections(_Connections):
     """Makes connections for threads; arguments as for :class:`AsyncConnections`."""
 
     def __init__(self, settings: CacheSettings, url: str) -> None:
-        parsed = _url_options(url, redis.connection.parse_url)
-        self.address = plain_address(parsed, options(settings))
-        self._class = parsed.pop("connection_class", redis.connection.Connection)
-        self._options = parsed | options(settings) | {"parser_class": _DeadlineParser}
-        _probe(self.make)
+        kind = redis.connection
+        super().__init__(settings, url, kind.parse_url, kind.Connection, options(settings))
 
-    def make(self) -> Any:
-        """A new connection, not yet connected."""
-        return self._class(**self._options, retry=Retry(NoBackoff(), 0))
+    def find(self) -> Place | None:
+        """As :meth:`AsyncConnections.find`, within the thread's deadline."""
+        if (master := self._master) is None or (place := master.certain()) is not None:
+            return None if self._master is None else place
+        reasons: list[str] = []
+        for sentinel in master.sentinels:
+            connection = self._sentinel(sentinel)
+            try:
+                with deadline(min(self._share, time_left())), sense():
+                    connection.connect()
+                    connection.send_command(*master.question())
+                    return master.learn(sentinel, connection.read_response())
+            except FAULTS as error:
+                reasons.append(_reason(sentinel, error))
+            finally:
+                connection.disconnect()
+        return master.untold(reasons)
+
+    def _sentinel(self, place: Place) -> Any:
+        connection = super()._sentinel(place)
+        connection.socket_connect_timeout = connection.socket_timeout = self._share
+        return connection
+
+    def _made(self, options: dict[str, Any]) -> Any:
+        return self._class(**options, parser_class=_DeadlineParser, retry=Retry(NoBackoff(), 0))
 
 
-def _probe(make: Any) -> None:
-    try:
-        make()
-    except (TypeError, ValueError, RedisError) as error:  # an option in the URL that redis-py does not know
-        raise ConfigError(f"cache.url cannot be used: {error}") from error
+def _reason(sentinel: Place, error: BaseException) -> str:
+    return f"{sentinel.host}:{sentinel.port} {type(error).__name__} {error}"[:120]
 
 
 @contextmanager
@@ -124,12 +221,16 @@ _deadline = threading.local()
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[float]:
-    """Ends every read of this thread after so many seconds in all; yields that moment of ``time.monotonic``."""
+    """Ends every read of this thread after so many seconds in all; yields that moment of ``time.monotonic``.
+
+    One within another must be the shorter.
+    """
+    before = getattr(_deadline, "at", None)
     _deadline.at = at = time.monotonic() + seconds
     try:
         yield at
     finally:
-        _deadline.at = None
+        _deadline.at = before
 
 
 def time_left() -> float:

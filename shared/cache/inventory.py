@@ -13,6 +13,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
+from shared.cache.connections import ThreadConnections, deadline
+from shared.cache.sentinels import read_sentinel_url
+from shared.config import CacheSettings
 from shared.errors import ConfigError, Unavailable
 from shared.keys import Namespace, open_alias
 from shared.records import HEADER_BYTES, RecordError, RecordHeader, check_record, read_header
@@ -49,20 +52,28 @@ class Inventory:
     """Entries of one Redis.
 
     Args:
-        url: ``redis://``, ``rediss://`` or ``unix://``.
+        url: as in ``cache.url``. Behind Sentinels, the master of this moment is used to the end.
 
     Raises:
         ConfigError: the URL cannot be used.
+        Unavailable: no Sentinel tells where the master is.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
+        server, place = url, None
+        if (sentinel := read_sentinel_url(url)) is not None:
+            server = sentinel.server
+            with _answers(), deadline(TIMEOUT):
+                place = ThreadConnections(CacheSettings(timeout=TIMEOUT), url).find()
         try:
             self._redis = redis.Redis.from_url(
-                url, socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT, retry=Retry(NoBackoff(), 0)
+                server, socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT, retry=Retry(NoBackoff(), 0)
             )
         except ValueError as error:
             raise ConfigError(f"the Redis URL cannot be used: {error}") from error
+        if place is not None:
+            self._redis.connection_pool.connection_kwargs |= place._asdict()
 
     def close(self) -> None:
         """Closes the connections."""

@@ -27,6 +27,7 @@ from shared.cache.connections import (
 from shared.cache.links import Link, RedisPyLink, WireLink
 from shared.cache.local import LocalTier
 from shared.cache.resp import Parts
+from shared.cache.sentinels import Place
 from shared.cache.stats import CacheStats
 from shared.cache.steps import Operations, Steps, next_pause
 from shared.config import CacheSettings
@@ -42,8 +43,8 @@ Result = TypeVar("Result")
 class _Links:
     """Connections of one kind."""
 
-    make: Callable[[], Link]
-    idle: list[Link] = field(default_factory=list)
+    make: Callable[[Place | None], Link]
+    idle: list[tuple[Place | None, Link]] = field(default_factory=list)
 
 
 class EmbeddingCache:
@@ -54,7 +55,7 @@ class EmbeddingCache:
 
     Args:
         settings: deadlines, lease and life of entries.
-        url: ``redis://``, ``rediss://`` or ``unix://``.
+        url: as in ``cache.url``.
 
     Raises:
         ConfigError: the URL cannot be used.
@@ -67,11 +68,11 @@ class EmbeddingCache:
         self.local = LocalTier(settings.local, url, self.stats)
         self._operations = Operations(settings, self.stats, self.local)
         self._connections = ThreadConnections(settings, url)
-        self._small = _Links(lambda: RedisPyLink(self._connections.make()))
+        self._small = _Links(lambda place: RedisPyLink(self._connections.make(place)))
         self._large = self._small
-        if (address := self._connections.address) is not None:
+        if self._connections.address is not None:
             lender = Lender()
-            self._large = _Links(lambda: WireLink(address, lender))
+            self._large = _Links(lambda place: WireLink(self._connections.at(place), lender))
         self._process = os.getpid()
         self._room = _Places(MAX_CONNECTIONS, settings.timeout)
         self._writers = _Places(MAX_WRITERS, settings.timeout)
@@ -84,7 +85,7 @@ class EmbeddingCache:
         self.local.close()
         for links in (self._small, self._large):
             while links.idle:
-                links.idle.pop().close()
+                links.idle.pop()[1].close()
 
     def describe(self, key: str) -> RecordHeader | None:
         """The header of a record, if there is a good one; the payload is not read."""
@@ -167,13 +168,14 @@ class EmbeddingCache:
             return instead() if instead else otherwise
         try:
             with deadline(self._settings.timeout), limit(), self._link(links or self._small) as link:
-                result = _carry(link, steps)
+                result = _carry(link, steps, self._connections)
         except ResponseError as error:
             self._breaker.succeeded()
             self.stats.record(operation, "rejected")
             logger.warning("Redis rejects %s: %s", operation, str(error)[:100])
             return instead() if instead else otherwise
         except FAULTS as error:
+            self._connections.doubt()
             self._breaker.failed()
             self.stats.record(operation, "error")
             logger.warning("cache %s failed: %s", operation, type(error).__name__)
@@ -187,10 +189,16 @@ class EmbeddingCache:
         with self._room():
             if self._process != os.getpid():  # forked: the sockets are the parent's
                 self._small.idle, self._large.idle, self._process = [], [], os.getpid()
-            try:
-                link = links.idle.pop()  # atomic, unlike a look at the length before it
-            except IndexError:
-                link = links.make()
+            place = self._connections.find()
+            while True:
+                try:
+                    where, link = links.idle.pop()  # atomic, unlike a look at the length before it
+                except IndexError:
+                    link = links.make(place)
+                    break
+                if where == place:
+                    break
+                link.close()  # the master has moved
             try:
                 link.open()
                 yield link
@@ -200,13 +208,13 @@ class EmbeddingCache:
             if self._closed:
                 link.close()
             else:
-                links.idle.append(link)
+                links.idle.append((place, link))
 
     @contextmanager
     def _wakeups(self, channel: str) -> Iterator[Callable[[float], None]]:
         """Yields a sleep that a message on the channel ends early; without a subscription, a plain sleep."""
-        listener = self._connections.make() if self._waiters.acquire(blocking=False) else None
-        held = listener is not None
+        listener: Any = None
+        held = self._waiters.acquire(blocking=False)
 
         def wakeup(seconds: float) -> None:
             nonlocal listener
@@ -224,8 +232,8 @@ class EmbeddingCache:
             time.sleep(max(0.0, until - time.monotonic()))
 
         try:
-            if listener is not None and not self._subscribe(listener, channel):
-                listener = None
+            if held:
+                listener = self._subscribed(channel)
             yield wakeup
         finally:
             if held:
@@ -233,20 +241,24 @@ class EmbeddingCache:
             if listener is not None:
                 listener.disconnect()
 
-    def _subscribe(self, listener: Any, channel: str) -> bool:
+    def _subscribed(self, channel: str) -> Any:
+        """A connection that listens to the channel; None when there can be none."""
         if self._breaker.is_open:
-            return False
+            return None
+        listener: Any = None
         try:
             with deadline(self._settings.timeout), sense():
+                listener = self._connections.make(self._connections.find())
                 listener.connect()
                 listener.send_command("SUBSCRIBE", channel)
                 listener.read_response()
-            return True
+            return listener
         except FAULTS:
             # not the breaker's business: the channel may be forbidden; the look that follows tells
             self.stats.record("wait", "error")
-            listener.disconnect()
-            return False
+            if listener is not None:
+                listener.disconnect()
+            return None
 
 
 class _Places:
@@ -266,12 +278,14 @@ class _Places:
             self._free.release()
 
 
-def _carry(link: Link, steps: Steps[Result]) -> Result:
+def _carry(link: Link, steps: Steps[Result], connections: ThreadConnections) -> Result:
     """Sends what the steps yield, gives them the replies, and returns their result."""
     try:
         commands = next(steps)
         while True:
-            commands = steps.send(link.exchange(commands))
+            replies = link.exchange(commands)
+            connections.heed(replies)
+            commands = steps.send(replies)
     except StopIteration as end:
         result: Result = end.value
         return result

@@ -28,7 +28,8 @@ class CacheSettings(Section):
     """The embedding cache.
 
     Attributes:
-        url: ``redis://``, ``rediss://`` or ``unix://`` URL; None starts a private Redis on a unix socket.
+        url: ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://`` or ``rediss+sentinel://`` URL; None
+            starts a private Redis on a unix socket.
         private_maxmemory_mib: memory of that private Redis, MiB; least recently used entries go first.
         timeout: deadline of one operation, seconds.
         ttl: life of an entry, seconds; None leaves it to eviction.

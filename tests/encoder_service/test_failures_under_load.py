@@ -28,6 +28,7 @@ from shared.local_redis import LocalRedis
 from shared.records import decode_record
 from tests.encoder_service.chaos_proxy import ChaosProxy, chaos_proxy
 from tests.encoder_service.kit import Make, expected, file, pixels
+from tests.shared.sentinel_kit import Group, group
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 TIMEOUT = 0.25
@@ -36,6 +37,8 @@ PICTURES, REQUESTS, CALLERS = 16, 70, 8
 OPERATIONS = 9
 #: what a busy machine adds
 SLACK = 5.0
+#: what Sentinels may take, seconds
+FAILOVER = 60.0
 POLICIES = (
     "noeviction",
     *(f"{keys}-{how}" for keys in ("allkeys", "volatile") for how in ("lru", "lfu", "random")),
@@ -81,14 +84,14 @@ class Load:
         await asyncio.gather(*(caller() for _ in range(CALLERS)))
         return took
 
-    async def recovered(self) -> float:
+    async def recovered(self, within: float = OPEN_SECONDS) -> float:
         """Seconds until a picture is stored and fetched again, by itself."""
         begin = time.monotonic()
         while True:
             item = await self.engine.encode(self.files[0])
             if item.record is None and await self.reader.fetch(item.key) is not None:
                 return time.monotonic() - begin
-            assert time.monotonic() - begin < OPEN_SECONDS + SLACK
+            assert time.monotonic() - begin < within + SLACK
             await asyncio.sleep(0.05)
 
 
@@ -185,3 +188,33 @@ async def test_over_1000_requests_while_redis_fails_in_every_way(make: Make, che
     finally:
         client.close()
         server.stop()
+
+
+async def test_over_1000_requests_through_failovers(make: Make, checkpoint: Path, tmp_path: Path) -> None:
+    """Behind Sentinels the master is killed under load, twice: 0 failed requests, 0 wrong embeddings, recovery."""
+    with group(tmp_path) as servers:
+        engine = await make(url=servers.url, timeout=TIMEOUT, lease=2.0)
+        reader = AsyncEmbeddingCache(CacheSettings(timeout=TIMEOUT), servers.url)
+        load = Load(engine, reader, checkpoint)
+        await load.run()
+        for number in range(2):
+            master = servers.master()
+            recovery = asyncio.create_task(_killed_master(0.2, servers, master, load))
+            took: list[float] = []
+            while len(took) < 480 or not recovery.done():
+                took += await load.run()
+            print(f"\n| kill {number} | {len(took)} requests | {max(took):.2f} s | {await recovery:.2f} s |")
+            assert max(took) < OPERATIONS * TIMEOUT + SLACK
+            assert servers.master() != master
+            await asyncio.to_thread(servers.start_server, master, servers.master())
+            await asyncio.to_thread(servers.ready)
+        assert load.answered >= 1000
+        assert load.inline > 0, "nothing was requested meanwhile"
+        await reader.close()
+
+
+async def _killed_master(after: float, servers: Group, port: int, load: Load) -> float:
+    """SIGKILL of a server; seconds until all is well."""
+    await asyncio.sleep(after)
+    await asyncio.to_thread(servers.kill, port)
+    return await load.recovered(FAILOVER)

@@ -15,7 +15,6 @@ from vllm.engine.arg_utils import EngineArgs
 from llm_service.vllm_plugin.connector import RedisECConnector
 from lookonce.doctor import examine
 from lookonce.service import service
-from shared.cache import EmbeddingCache
 from shared.cache.topology import CLUSTER_REFUSED, check_topology
 from shared.config import CacheSettings, load_settings
 from shared.errors import ConfigError
@@ -78,9 +77,3 @@ def test_the_connector_of_stock_vllm_refuses_a_cluster(cluster: str, tmp_path: P
     with pytest.raises(ConfigError) as refused:
         RedisECConnector(config, ECConnectorRole.SCHEDULER)
     assert refused.value.message == CLUSTER_REFUSED
-
-
-@pytest.mark.parametrize("url", ["redis+sentinel://one:26379/mymaster", "sentinel://one:26379"])
-def test_sentinel_urls_are_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"cache\.url"):
-        EmbeddingCache(CacheSettings(), url)
